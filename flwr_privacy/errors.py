@@ -26,6 +26,7 @@ __all__ = [
     "NothingTrainedError",
     "ProtocolError",
     "TooFewTrainedError",
+    "UnopenedSharesError",
     "check_choice",
     "check_flag",
     "check_integer",
@@ -126,6 +127,23 @@ class NotEnoughSharesError(ProtocolError):
         self.needed, self.got, self.missing = needed, got, tuple(missing)
         text = f"{got} of at least {needed} answers are there"
         super().__init__(text + (f"; missing: {', '.join(missing)}" if missing else ""))
+
+
+class UnopenedSharesError(ProtocolError):
+    """A client of a secure sum cannot open what others dealt to it.
+
+    Parameters
+    ----------
+    reasons : dict
+        Why not, by dealer.
+    """
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        self.dealers = tuple(reasons)
+        dealer, reason = next(iter(reasons.items()))
+        text = f"the share of client {dealer} cannot be used: {reason}"
+        more = f"; nor those of {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        super().__init__(text + more)
 
 
 class FieldRangeError(DataError):

@@ -116,6 +116,10 @@ def _belongs(cls: Any, called: str, wrong: str) -> str:
     own = [f.name for f in fields(cls) if f.init]
     owners: dict[str, str] = {}  # of the keywords of its options, as what to write
     for field, kinds in option_types(cls).items():
+        # What tells the kinds apart, such as where noise is added: a constant of each.
+        if all(isinstance(getattr(kind, wrong, None), str) for kind in kinds):
+            choices = (f"{field}={kind.__name__}(...)" for kind in kinds)
+            owners[wrong] = f"it is chosen by {' or '.join(choices)}"
         for name in {f.name for kind in kinds for f in fields(kind) if f.init}:
             having = [k.__name__ for k in kinds if any(f.name == name for f in fields(k))]
             owners[name] = (

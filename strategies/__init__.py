@@ -28,6 +28,7 @@ from flwr_privacy.m2fdp import (
     SmoothDrift,
     WorstDrift,
 )
+from flwr_privacy.mspdq import TheorySteps
 from flwr_privacy.strategies.acfl.strategy import ACFL
 from flwr_privacy.strategies.loop.base import SchemeStrategy
 from flwr_privacy.strategies.m2fdp.strategy import M2FDP
@@ -97,6 +98,7 @@ __all__ = [
     "SetupVariances",
     "SmoothDrift",
     "SplitVFL",
+    "TheorySteps",
     "UserLevel",
     "WaitForAll",
     "WaitNoised",

@@ -78,7 +78,8 @@ class _MixingClient(SchemeClient):
         layout = Layout.of(arrays, list(arrays))
         average = layout.vector(arrays)
         if phase == SYNC:
-            member = Member.begin(terms, round_.model(layout.size), average)
+            weight = terms.mixing.own_weight(random)
+            member = Member.begin(terms, round_.model(layout.size), average, weight=weight)
             return self._first(round_, member, layout, fields, random)
         member = round_.member(terms, layout.size)
         step = fields.get("step")
@@ -101,14 +102,16 @@ class _MixingClient(SchemeClient):
         layout = Layout.of(start, released_names(start, terms.keep_back))
         common = layout.vector(start)
         model = layout.vector(train(start).arrays)
+        # From a reference it is drawn when the client begins to mix.
+        weight = 0 if terms.start == "reference" else terms.mixing.own_weight(random)
         if terms.levels == 0:
             visible = terms.law.visible(model, random)
             out = layout.arrays(visible)
-            member = Member.begin(terms, model, layout.vector(out), visible)
+            member = Member.begin(terms, model, layout.vector(out), visible, weight=weight)
             round_.keep(member)
             return out, {}
         if terms.start == "global":
-            member = Member.begin(terms, model, common)
+            member = Member.begin(terms, model, common, weight=weight)
             return self._first(round_, member, layout, fields, random)
         if terms.start == "reference":
             round_.keep_model(terms, model)
@@ -117,7 +120,8 @@ class _MixingClient(SchemeClient):
         codes, ends = encode_start(terms.law.visible(model, random), terms.levels, random)
         own: Fields = {"ends": list(ends)}
         if terms.start == "independent":
-            member = Member.begin(terms, model, decode_start(codes, ends, terms.levels))
+            first = decode_start(codes, ends, terms.levels)
+            member = Member.begin(terms, model, first, weight=weight)
             own |= _scalar(member)
             round_.keep(member)
         return {CODES: pack(codes, terms.bits)}, own
@@ -247,10 +251,11 @@ class _Round:
             self.forget()
             return
         arrays = {"visible": member.states.visible, "hidden": member.states.hidden}
-        self._keep(member.terms, {**arrays, "heard": member.heard}, member.sent)
+        kept = {**arrays, "heard": member.heard}
+        self._keep(member.terms, kept, member.sent, member.weight)
 
     def keep_model(self, terms: MSPTerms, model: Vectors) -> None:
-        self._keep(terms, {"model": model}, 0)
+        self._keep(terms, {"model": model}, 0, 0)
 
     def terms(self) -> MSPTerms:
         """Return the parameters of the round that the client trained in.
@@ -281,7 +286,8 @@ class _Round:
         place = self._state[_PLACE]
         visible, hidden, heard = self._arrays(("visible", "hidden", "heard"), size)
         states = SubStates(visible=visible, hidden=hidden)
-        return Member(terms=terms, states=states, heard=heard, sent=int(place["sent"]))  # type: ignore[arg-type]
+        sent, weight = (int(place[name]) for name in ("sent", "weight"))  # type: ignore[arg-type]
+        return Member(terms=terms, states=states, heard=heard, weight=weight, sent=sent)
 
     def model(self, size: int) -> Vectors:
         """Return the trained model, which waits for the common start."""
@@ -300,10 +306,9 @@ class _Round:
             )
         return arrays
 
-    def _keep(self, terms: MSPTerms, arrays: dict[str, Vectors], sent: int) -> None:
-        self._state[_PLACE] = ConfigRecord(
-            {**write(terms), **self._name, "summed": self._summed, "sent": sent}
-        )
+    def _keep(self, terms: MSPTerms, arrays: dict[str, Vectors], sent: int, weight: int) -> None:
+        own = {"summed": self._summed, "sent": sent, "weight": weight}
+        self._state[_PLACE] = ConfigRecord({**write(terms), **self._name, **own})
         self._state[_STATES] = to_record(arrays, local=True)
 
 

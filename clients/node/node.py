@@ -4,17 +4,34 @@ A request reaches one client, or names several that the node is to run (a cohort
 answers with their replies or with one accumulator.
 """
 
+import logging
 from collections.abc import Callable
 
 from flwr.app import Context, Error, Message
 
-from flwr_privacy.errors import ChargedFailureError, DeclinedError, FlwrPrivacyError, LedgerError
+from flwr_privacy.errors import (
+    ChargedFailureError,
+    DeclinedError,
+    FlwrPrivacyError,
+    LedgerError,
+    UnopenedSharesError,
+)
 from flwr_privacy.wire.identity import client_id_from
-from flwr_privacy.wire.message import COHORT, DECLINED_CODE, ERROR_CODE, FAILED_CODE, RECORD, Header
+from flwr_privacy.wire.message import (
+    COHORT,
+    DECLINED_CODE,
+    ERROR_CODE,
+    FAILED_CODE,
+    RECORD,
+    UNOPENED_CODE,
+    Header,
+)
 
 from .dispatch import App, built, config_record, run_client, untold
 
 __all__ = ["answer", "or_refusal"]
+
+logger = logging.getLogger("flwr.privacy")
 
 
 def answer(app: App, message: Message, context: Context) -> Message:
@@ -46,6 +63,9 @@ def or_refusal(reply: Callable[[], Message], message: Message) -> Message:
         return Message(Error(DECLINED_CODE, str(error)), reply_to=message)
     except ChargedFailureError as error:
         return Message(Error(FAILED_CODE, str(error)), reply_to=message)
+    except UnopenedSharesError as error:
+        logger.warning("refused to join a secure sum: %s", error)
+        return Message(Error(UNOPENED_CODE, " ".join(error.dealers)), reply_to=message)
     except LedgerError as error:
         return Message(Error(ERROR_CODE, untold(error)), reply_to=message)
     except FlwrPrivacyError as error:

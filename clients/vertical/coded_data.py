@@ -23,7 +23,7 @@ from .columns import GivenData, told_of
 from .sealed_shares import key_name
 from .weights import begin_weights
 
-__all__ = ["code", "enrol", "text_in"]
+__all__ = ["code", "draw_weights", "enrol", "text_in"]
 
 
 def enrol(store: StepStore, data: GivenData, generation: str) -> Answer:
@@ -78,17 +78,10 @@ def _begin(coding: Coding, training: str, update: int) -> None:
     """Begin a coding; weights are kept if they are of this training."""
     store, terms = coding.store, coding.terms
     state = store.state
-    shape = (coding.width, terms.embedding)
     _check_columns(coding)
     if terms.generation in state.get("generations", []):
         raise ProtocolError("a coding of the data that was given up before")
-    fresh = begin_weights(
-        state,
-        training=training,
-        update=update,
-        shape=shape,
-        draw=lambda: project(initial_weights(*shape, store.random("initial weights")), terms.w_max),
-    )
+    fresh = draw_weights(coding, training, update)
     files = [coding.file(part) for part in terms.parts]
     store.check_room(sum(file.size for file in files))
     if "generation" in state:
@@ -108,6 +101,16 @@ def _begin(coding: Coding, training: str, update: int) -> None:
     forget_coded(store.folder, {file.path for file in files})
     for file in files:
         file.create()
+
+
+def draw_weights(coding: Coding, training: str, update: int) -> bool:
+    """Draw the client's first weights of a training; return whether it had none."""
+    store, shape = coding.store, (coding.width, coding.terms.embedding)
+
+    def draw() -> NDArray[np.float64]:
+        return project(initial_weights(*shape, store.random("initial weights")), coding.terms.w_max)
+
+    return begin_weights(store.state, training=training, update=update, shape=shape, draw=draw)
 
 
 def _check_columns(coding: Coding) -> None:

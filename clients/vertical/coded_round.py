@@ -22,7 +22,7 @@ from .coding import Coding, agreed, complete_coding, replied
 from .columns import GivenData
 from .weights import WeightUpdate, gradient_in, move_weights
 
-__all__ = ["deal", "embed", "embed_plainly"]
+__all__ = ["deal", "embed", "embed_plainly", "move", "rounded_weights"]
 
 
 def deal(store: StepStore, data: GivenData, dealing: DealRequest, arrays: Arrays) -> Answer:
@@ -40,7 +40,7 @@ def deal(store: StepStore, data: GivenData, dealing: DealRequest, arrays: Arrays
     coding, state = complete_coding(store, data, dealing.generation), store.state
     if coding is None:
         return {}, replied(lost=True)
-    _move(coding, dealing, arrays)
+    move(coding, dealing, arrays)
     if not dealing.deals:
         return {}, replied()
     name, asked = dealing.share_set, records.write(dealing)
@@ -60,7 +60,7 @@ def deal(store: StepStore, data: GivenData, dealing: DealRequest, arrays: Arrays
     return {SEALED: sealed}, replied()
 
 
-def _move(coding: Coding, dealing: DealRequest, arrays: Arrays) -> None:
+def move(coding: Coding, dealing: DealRequest, arrays: Arrays) -> None:
     """Apply a gradient once; who was not in the sum that it is of leaves it out."""
     terms, state = coding.terms, coding.store.state
 
@@ -94,19 +94,7 @@ def _deal_weights(coding: Coding, dealing: DealRequest) -> NDArray[np.uint8]:
     terms.check_batch(len(coded))
     _check_maskers(terms, dealing.maskers, dealing.maskers)
     random = store.random("shares")
-    try:
-        weights = quantise_stochastic(
-            store.state["weights"], terms.weight_bits, terms.field, store.random("rounding")
-        )
-        limit = terms.scales.owners_share(coding.width)
-        if not terms.project:
-            limit = equal_share(len(terms.members), terms.field)
-        rows = coding.integers(dealing.part, places)
-        check_partial_sum(rows, terms.field.signed(weights), limit)
-    except FieldRangeError as error:
-        raise FieldRangeError(
-            f"client {store.client_id}, round {store.server_round}: {error}"
-        ) from error
+    weights = rounded_weights(coding, coding.integers(dealing.part, places))
     shares = weight_shares(terms.code, weights, random).reshape(terms.code.N, -1)
     if store.client_id in dealing.maskers:
         masks = zero_masks(terms.code, len(coded), terms.embedding, random)
@@ -120,6 +108,30 @@ def _deal_weights(coding: Coding, dealing: DealRequest) -> NDArray[np.uint8]:
         "answered": {},
     }
     return coding.seals.seal(shares, DEAL, _purpose(terms, store.state["set"]))
+
+
+def rounded_weights(coding: Coding, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the weights as elements of the field, rounded at random.
+
+    Raises
+    ------
+    FieldRangeError
+        If a product with the rows, which are in steps of their grid, has left its range.
+    """
+    store, terms = coding.store, coding.terms
+    try:
+        weights = quantise_stochastic(
+            store.state["weights"], terms.weight_bits, terms.field, store.random("rounding")
+        )
+        limit = terms.scales.owners_share(coding.width)
+        if not terms.project:
+            limit = equal_share(len(terms.members), terms.field)
+        check_partial_sum(rows, terms.field.signed(weights), limit)
+    except FieldRangeError as error:
+        raise FieldRangeError(
+            f"client {store.client_id}, round {store.server_round}: {error}"
+        ) from error
+    return weights
 
 
 def embed(store: StepStore, data: GivenData, evaluation: Evaluation, arrays: Arrays) -> Answer:

@@ -10,6 +10,7 @@ than waiting for everybody: see `conventions`.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -169,8 +170,14 @@ class HalfSlow(Stragglers):
         Which rows ``|B|`` counts.
     log_base : {"e", "2"}, default "e"
         Of ``log^2 N``.
-    share_seconds, upload_seconds : float, default 0.0
-        Seconds that every client takes beside its delay, as for computing and for the transfer.
+    share_seconds, upload_seconds : float or mapping of str to float, optional
+        Seconds that every client, or each by its name, takes beside its delay, for computing and
+        messages. By default a strategy with these delays counts them
+        (`flwr_privacy.fedvs.clock`); without a strategy they are 0.
+    bandwidth_mbps : float, default 300.0
+        Of every client's link, for what is counted.
+    speed : float, default 1e9
+        Multiplications of every client per second, for what is counted.
     scale : float, default 1.0
         Factor of all delays, at least 0; without delays it is 0.
 
@@ -192,8 +199,10 @@ class HalfSlow(Stragglers):
     K: int = 1
     batch: str = "coded"
     log_base: str = "e"
-    share_seconds: float = 0.0
-    upload_seconds: float = 0.0
+    share_seconds: float | Mapping[str, float] | None = None
+    upload_seconds: float | Mapping[str, float] | None = None
+    bandwidth_mbps: float = 300.0
+    speed: float = 1e9
     scale: float = 1.0
     _means: dict[str, float] = field(init=False, repr=False, compare=False)
     _factor: float = field(init=False, repr=False, compare=False)
@@ -210,8 +219,17 @@ class HalfSlow(Stragglers):
         check_integer("delays.K", self.K, minimum=1)
         check_choice("delays.batch", self.batch, BATCHES)
         check_choice("delays.log_base", self.log_base, LOG_BASES)
-        for name in ("share_seconds", "upload_seconds", "scale"):
-            check_number(f"delays.{name}", getattr(self, name), minimum=0)
+        check_number("delays.scale", self.scale, minimum=0)
+        for name in ("bandwidth_mbps", "speed"):
+            check_number(f"delays.{name}", getattr(self, name), minimum=1e-9)
+        for name in ("share_seconds", "upload_seconds"):
+            given = getattr(self, name)
+            own = given if isinstance(given, Mapping) else dict.fromkeys(self.clients, given or 0.0)
+            if set(own) != set(self.clients):
+                allowed = "a number for every client"
+                raise InvalidParameterError(f"delays.{name}", given, allowed)
+            for seconds in own.values():
+                check_number(f"delays.{name}", seconds, minimum=0)
         means = mean_delays(N, stragglers=self.stragglers).tolist()
         rows = batch_rows(self.batch_size, self.K, self.batch)
         object.__setattr__(self, "_means", dict(zip(self.clients, means, strict=True)))
@@ -222,6 +240,11 @@ class HalfSlow(Stragglers):
         """The clients that are no stragglers."""
         slow = len(self.clients) // 2 if self.stragglers is None else self.stragglers
         return self.clients[: len(self.clients) - slow]
+
+    @property
+    def counted(self) -> bool:
+        """Whether a strategy counts what computing and messages take."""
+        return self.share_seconds is None and self.upload_seconds is None
 
     def mean_of(self, client_id: str, *, phase: str = UPLOAD) -> float:
         """Return the mean delay of a client in a phase, in seconds.
@@ -260,7 +283,8 @@ class HalfSlow(Stragglers):
             If the client is none of `clients`.
         """
         mean = self.mean_of(client_id, phase=phase)
-        fixed = {SHARE: self.share_seconds, UPLOAD: self.upload_seconds}.get(phase, 0.0)
+        given = {SHARE: self.share_seconds, UPLOAD: self.upload_seconds}.get(phase)
+        fixed = given[client_id] if isinstance(given, Mapping) else given or 0.0
         if mean == 0:
             return fixed
         draws = stream(seed, "half-slow", client_id, server_round, phase, request)

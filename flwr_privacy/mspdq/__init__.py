@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         residual,
         rounds_needed,
     )
+    from .theory_steps import TheorySteps
 else:
     __getattr__, __dir__ = lazy(__name__)
 
@@ -61,6 +62,7 @@ __all__ = [
     "NoiseSplit",
     "SubStates",
     "SumHub",
+    "TheorySteps",
     "UniformSplit",
     "Widths",
     "centred",

@@ -50,6 +50,8 @@ class Member:
     heard : ndarray of float64, shape (d,)
         What the server has of the visible one: the last message as it was sent, or its decoded
         value.
+    weight : int
+        Weight of the hidden sub-states together, `Mixing.own_weight`.
     sent : int
         Number k of that message.
 
@@ -66,11 +68,18 @@ class Member:
     terms: MSPTerms
     states: SubStates
     heard: Vectors
+    weight: int
     sent: int = 0
 
     @classmethod
     def begin(
-        cls, terms: MSPTerms, model: Vectors, heard: Vectors, visible: Vectors | None = None
+        cls,
+        terms: MSPTerms,
+        model: Vectors,
+        heard: Vectors,
+        visible: Vectors | None = None,
+        *,
+        weight: int | None = None,
     ) -> "Member":
         """Split a trained model.
 
@@ -85,15 +94,17 @@ class Member:
         visible : ndarray of float64, shape (d,), optional
             The visible sub-state; by default `heard`, as it must be where messages are rounded to
             knobs.
+        weight : int, optional
+            The client's own weight; by default the common one.
         """
         visible = heard if visible is None else visible
-        weight = terms.mixing.weight
+        weight = terms.mixing.weight if weight is None else weight
         states = SubStates.split(model, visible, weight=weight)
-        return cls(terms=terms, states=states, heard=np.array(heard))
+        return cls(terms=terms, states=states, heard=np.array(heard), weight=weight)
 
     def scalar(self) -> float:
         """Return the client's report of its gap that the width rule asks for; 0 if none."""
-        return self.terms.intervals.scalar(self.states.gap(weight=self.terms.mixing.weight))
+        return self.terms.intervals.scalar(self.states.gap(weight=self.weight))
 
     def step(self, average: Vectors, random: SecureRandom) -> None:
         """Take the mixing step that follows the last message, equations (3) and (21)."""
@@ -103,7 +114,7 @@ class Member:
             self.heard,
             kappa=mixing.kappa,
             gain=mixing.gain(self.sent, random),
-            weight=mixing.weight,
+            weight=self.weight,
         )
         self.sent += 1
 

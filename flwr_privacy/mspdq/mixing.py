@@ -24,13 +24,16 @@ from flwr_privacy.privacy.randomness import SecureRandom
 
 from .theory import check_kappa, largest_stable, max_coupling, residual, rounds_needed
 
-__all__ = ["COUPLINGS", "MASSES", "Mixing", "SubStates"]
+__all__ = ["COUPLINGS", "MASSES", "M_MODES", "Mixing", "SubStates"]
 
 COUPLINGS = ("const", "harmonic", "sqrt", "random")
 """How the coupling goes on: gamma, gamma / (k + 1), gamma / sqrt(k + 1), uniform on (0, gamma]."""
 
 MASSES = ("paper", "normalized")
 """What the hidden sub-states weigh: 1 each, or 1/m each."""
+
+M_MODES = ("common", "iid")
+"""Whose number of hidden sub-states m is: of all, or each client draws its own, up to m."""
 
 Vectors = NDArray[np.float64]
 
@@ -53,6 +56,10 @@ class Mixing:
         Hidden sub-states, at least 1; the same for all clients if the average is to be theirs.
     mass : {"paper", "normalized"}, default "paper"
         What they weigh.
+    m_mode : {"common", "iid"}, default "common"
+        With ``iid`` every client draws its own number from 1 to m in each learning round, uniformly
+        and in secret. Then single averages are not that of the models, but their mean over the
+        draws is; and the number hides no model (see *Guarantee*).
     paper : bool, default False
         Keep to the range that Theorem 2 asks for, gamma below `max_coupling(kappa)`. There the
         number of hidden sub-states may go beyond what is stable, as in figure 7. Otherwise a gamma
@@ -88,6 +95,7 @@ class Mixing:
     rounds: int = 10
     m: int = 1
     mass: str = "paper"
+    m_mode: str = "common"
     paper: bool = False
 
     def __post_init__(self) -> None:
@@ -96,6 +104,10 @@ class Mixing:
         check_integer("rounds", self.rounds, minimum=0)
         check_integer("m", self.m, minimum=1)
         check_choice("mass", self.mass, MASSES)
+        check_choice("m_mode", self.m_mode, M_MODES)
+        if self.m_mode == "iid" and self.weight == 1:
+            allowed = "'common' where hidden sub-states weigh 1 in any case"
+            raise InvalidParameterError("m_mode", self.m_mode, allowed)
         if not check_number("gamma", self.gamma) > 0:
             raise InvalidParameterError("gamma", self.gamma, "a number above 0")
         if self.paper:
@@ -110,8 +122,22 @@ class Mixing:
 
     @property
     def weight(self) -> int:
-        """Weight of all hidden sub-states of a client together; the visible one weighs 1."""
+        """Weight of all hidden sub-states of a client together; the visible one weighs 1.
+
+        The largest, where each client draws its own.
+        """
         return self.m if self.mass == "paper" else 1
+
+    @property
+    def known(self) -> bool:
+        """Whether all clients have the same couplings and the same weight, known beforehand."""
+        return self.coupling != "random" and self.m_mode == "common"
+
+    def own_weight(self, random: SecureRandom) -> int:
+        """Return a client's `weight` for a learning round; drawn only where each has its own."""
+        if self.m_mode == "common":
+            return self.weight
+        return 1 + (int(random.uint64(1)[0]) * self.weight >> 64)
 
     @property
     def residual(self) -> float:
@@ -120,7 +146,8 @@ class Mixing:
         Raises
         ------
         InvalidParameterError
-            If the coupling is random: clients with unequal couplings have no such share.
+            If the coupling is random or each client draws its m: unequal clients have no such
+            share.
         """
         self._check_known()
         return residual(map(self.largest_gain, range(self.rounds)), self.weight)
@@ -131,7 +158,7 @@ class Mixing:
         Raises
         ------
         InvalidParameterError
-            If there are too many, or the coupling is random.
+            If there are too many, or couplings or m are not known.
         """
         self._check_known()
         return rounds_needed(tolerance, self.largest_gain, self.weight)
@@ -153,6 +180,8 @@ class Mixing:
     def _check_known(self) -> None:
         if self.coupling == "random":
             raise InvalidParameterError("coupling", self.coupling, "one that is known beforehand")
+        if not self.known:
+            raise InvalidParameterError("m_mode", self.m_mode, "'common', known beforehand")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -192,7 +221,7 @@ class SubStates:
             The first visible sub-state: drawn by a `flwr_privacy.mspdq.splitting.Split`, rounded
             to the knobs of the start, or the common start. It is copied.
         weight : int
-            `Mixing.weight`.
+            `Mixing.own_weight`.
         """
         visible = np.array(visible, np.float64)
         return cls(visible=visible, hidden=(1 + weight) * model - visible)
@@ -227,7 +256,7 @@ class SubStates:
         gain : float
             `Mixing.gain` of this step.
         weight : int
-            `Mixing.weight`.
+            `Mixing.own_weight`.
         """
         flow = self.gap(weight=weight)
         flow *= gain

@@ -1,6 +1,7 @@
 """The terms of MSP and MSPDQ: the parameters of a learning round on the wire."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from flwr_privacy.coding.quantize import MOST_LEVELS
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
@@ -30,7 +31,7 @@ class MSPTerms:
 
     Parameters
     ----------
-    kappa, gamma, coupling, rounds, m, mass, paper
+    kappa, gamma, coupling, rounds, m, mass, m_mode, paper
         As in `flwr_privacy.mspdq.mixing.Mixing`.
     split : {"uniform", "uniform_m", "laplace", "gaussian"}, default "uniform"
         How the visible sub-state is drawn. ``uniform_m`` is the law that Algorithm 1 prints, whose
@@ -61,6 +62,7 @@ class MSPTerms:
     rounds: int = 10
     m: int = 1
     mass: str = "paper"
+    m_mode: str = "common"
     paper: bool = False
     split: str = "uniform"
     eps_s: float = 0.3
@@ -88,8 +90,11 @@ class MSPTerms:
             )
         if self.interval == "bound" and self.coupling == "random":
             raise InvalidParameterError("coupling", self.coupling, "one that is known beforehand")
+        if self.m_mode == "iid" and (self.interval == "bound" or self.split == "uniform_m"):
+            allowed = "'common' with interval = 'bound' or split = 'uniform_m', which follow from m"
+            raise InvalidParameterError("m_mode", self.m_mode, allowed)
 
-    @property
+    @cached_property
     def mixing(self) -> Mixing:
         """The mixing."""
         return Mixing(
@@ -99,6 +104,7 @@ class MSPTerms:
             rounds=self.rounds,
             m=self.m,
             mass=self.mass,
+            m_mode=self.m_mode,
             paper=self.paper,
         )
 

@@ -14,12 +14,15 @@ from flwr_privacy.errors import InvalidParameterError, check_integer, check_numb
 
 __all__ = [
     "MOST_ROUNDS",
+    "k_rounds",
+    "lambda2_P",
     "lambda_min_U",
     "laplace_scale",
     "largest_stable",
     "max_coupling",
     "residual",
     "rounds_needed",
+    "shift_theta",
 ]
 
 MOST_ROUNDS = 10**6
@@ -76,6 +79,22 @@ def largest_stable(kappa: float, m: int) -> float:
     check_kappa(kappa)
     check_integer("m", m, minimum=1)
     return (2 - kappa) / (1 + m - kappa / 2)
+
+
+def lambda2_P(kappa: float, a: float) -> float:
+    """Return the second largest eigenvalue of the joint matrix P for m = 1 (derived).
+
+    ``1 - (kappa + 2 a - sqrt(kappa^2 + 4 a^2)) / 2``, M - 1 times. With a constant coupling
+    Lemma 7 holds with this rate and C = 1, because P is symmetric.
+
+    Examples
+    --------
+    >>> round(lambda2_P(0.5, 0.1), 9)
+    0.91925824
+    """
+    check_kappa(kappa)
+    check_number("a", a, minimum=0)
+    return 1 - (kappa + 2 * a - math.hypot(kappa, 2 * a)) / 2
 
 
 def residual(a_seq: Iterable[float], m: int) -> float:
@@ -137,6 +156,52 @@ def rounds_needed(tol: float, a_fn: Callable[[int], float], m: int) -> int:
         f"more: {MOST_ROUNDS} mixing steps leave {abs(left):.3g}; a larger or a constant coupling "
         "mixes faster",
     )
+
+
+def k_rounds(*, mu: float, L: float, E: int, t: int, lam: float, quantized: bool) -> int:
+    """Return the paper's number of mixing steps after learning round t (Theorems 2 and 3).
+
+    ``ceil(log_lam eta_t)`` with ``eta_t = 2 / (mu (theta + t))``; with quantization at least
+    ``ceil(1 / eta_t)``; at least 1. Lemma 7, on which it stands, wants a constant coupling: with
+    a falling one it is too few (see `rounds_needed`).
+
+    Parameters
+    ----------
+    mu, L : float
+        Strong convexity and smoothness of the clients' losses.
+    E : int
+        Local steps.
+    t : int
+        Learning round, from 1 on.
+    lam : float
+        Rate of contraction, between 0 and 1.
+    quantized : bool
+        Whether it is for MSPDQ.
+    """
+    inverse = mu * (shift_theta(mu=mu, L=L, E=E) + check_integer("t", t, minimum=1)) / 2
+    if not 0 < check_number("lam", lam) < 1:
+        raise InvalidParameterError("lam", lam, "a number between 0 and 1, neither of them")
+    steps = _ceil(-math.log(inverse) / math.log(lam))
+    return max(1, steps, _ceil(inverse) if quantized else 1)
+
+
+def _ceil(value: float) -> int:
+    """Return the ceiling of a value that rounding may have lifted above a whole number."""
+    return math.ceil(value - 1e-12 * abs(value))
+
+
+def shift_theta(*, mu: float, L: float, E: int) -> float:
+    """Return the theta of the paper's learning rates, ``max(8 L / mu, E) - 1``.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not positive.
+    """
+    check_number("mu", mu, minimum=_SMALLEST)
+    check_number("L", L, minimum=_SMALLEST)
+    check_integer("E", E, minimum=1)
+    return max(8 * L / mu, E) - 1
 
 
 def laplace_scale(Df: float, eps_dp: float) -> float:

@@ -18,7 +18,7 @@ from .guarantee import Guarantee
 
 __all__ = ["Answers", "CardRelease", "PrivacyCard"]
 
-_VERSION = 2
+_VERSION = 3
 _INFINITY = "infinite"
 _TOLERANCE = 1e-6  # relative; what rounding and another version of a library may move
 
@@ -91,6 +91,8 @@ class PrivacyCard:
         Every release so far.
     stated : dict
         Epsilon of the client that spent most, by accountant, as the run stated it.
+    forecast : str, default ""
+        Whether the model could be expected to learn through the noise (`Forecast`).
     stated_answers : Answers, optional
         What became of the charges, as the file said it that the card was read from.
     """
@@ -99,6 +101,7 @@ class PrivacyCard:
     guarantee: Guarantee
     releases: list[CardRelease] = field(default_factory=list)
     stated: dict[str, float] = field(default_factory=dict)
+    forecast: str = ""
     stated_answers: Answers | None = field(default=None, compare=False)
 
     def answers(self) -> Answers:
@@ -230,6 +233,7 @@ class PrivacyCard:
         document = {
             "version": _VERSION,
             "experiment_id": self.experiment_id,
+            "forecast": self.forecast,
             "guarantee": _written(self.guarantee.to_dict()),
             "epsilon": {name: _written(total) for name, total in self.stated.items()},
             "answers": asdict(self.answers()),
@@ -254,6 +258,7 @@ class PrivacyCard:
                 raise DataError(f"a privacy card of version {document['version']!r}")
             return cls(
                 experiment_id=_of(str, document["experiment_id"]),
+                forecast=_of(str, document["forecast"]),
                 guarantee=Guarantee.from_dict(_read(document["guarantee"])),
                 releases=[_release(entry) for entry in document["releases"]],
                 stated={
@@ -275,6 +280,7 @@ class PrivacyCard:
         rows = [
             *((key.replace("_", " "), _words(value)) for key, value in guarantee.items()),
             *((f"epsilon ({name})", f"{total:.6g}") for name, total in self.stated.items()),
+            *([("forecast", self.forecast.removeprefix("forecast: "))] if self.forecast else ()),
             ("clients charged", str(len(charges))),
             ("releases", _histories(counts)),
             ("answers", str(self.answers())),

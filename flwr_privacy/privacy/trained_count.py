@@ -11,7 +11,7 @@ from typing import Any
 
 from flwr_privacy.errors import check_integer, check_number
 
-__all__ = ["FALSE_ALARM", "TrainedCount", "forecast", "margin"]
+__all__ = ["FALSE_ALARM", "TrainedCount", "margin", "noticed"]
 
 FALSE_ALARM = 1e-6
 """Largest probability that a training in which enough clients train is ended for too few."""
@@ -78,7 +78,7 @@ def noticed_after(least: float, sigma: float) -> int:
     return rounds
 
 
-def forecast(
+def noticed(
     answers: int, sigma: float, quorum: int | None, planned: int | None
 ) -> tuple[str, bool]:
     """Return a text on how soon the count detects failures, and whether it does so in time.
@@ -96,7 +96,7 @@ def forecast(
 
     Examples
     --------
-    >>> forecast(10, 20.0, None, 100)[0]
+    >>> noticed(10, 20.0, None, 100)[0]
     '10 clients: how many of them trained is counted with a standard deviation of 20 a round; that \
 all trainings fail would be noticed after about 876 rounds, and there are 100'
     """

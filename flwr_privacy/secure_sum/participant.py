@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.coding.shamir import deal
-from flwr_privacy.errors import ProtocolError
+from flwr_privacy.errors import ProtocolError, UnopenedSharesError
 from flwr_privacy.wire.channel import Channel, KeyPair
 
 from .masked import add_masks
@@ -157,8 +157,10 @@ class Participant:
         Raises
         ------
         ProtocolError
-            If the session is another one, too few dealt (at a later step: not all), or a share is
-            damaged.
+            If the session is another one, or too few dealt (at a later step: not all).
+        UnopenedSharesError
+            If shares are damaged. Such a dealer is not skipped: the seal is what tells the client
+            that the dealer's mask key is not the server's.
         """
         session = self._unsent(joined.session)
         me, dealers = self.client_id, joined.dealers
@@ -174,7 +176,7 @@ class Participant:
         self._check_nobody_left(session, dealers)
         associated = self._associated(joined.session, session)
         channel = self._channel
-        shares = {me: session["own"]}
+        shares, unopened = {me: session["own"]}, dict[str, str]()
         for peer, key, sealed in zip(dealers, joined.mask_keys, joined.sealed, strict=True):
             if peer == me:
                 # With another key the others would share their masks with somebody else.
@@ -186,10 +188,13 @@ class Participant:
                 known = self.state["peers"][peer]
                 share = channel(peer, known).open(sealed, *associated, peer, me, key)
             except ProtocolError as error:
-                raise ProtocolError(f"the share of client {peer} cannot be used: {error}") from None
+                unopened[peer] = str(error)
+                continue
             if len(share) != 2 * SECRET_BYTES:
-                raise ProtocolError(f"the share of client {peer} has {len(share)} bytes")
+                unopened[peer] = f"it has {len(share)} bytes"
             shares[peer] = share
+        if unopened:
+            raise UnopenedSharesError(unopened)
         session["asked"] = asked_so_far(session["before"], asked)
         session["dealers"] = dealers
         session["mask_keys"] = joined.mask_keys

@@ -11,6 +11,7 @@ from flwr_privacy.errors import FlwrPrivacyError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.wire.channel import KeyPair, check_usable
 
+from .conflicts import Conflict
 from .graph import local_threshold
 from .masked import add_masks, values_of
 from .messages import Dealt, Invitation, Joined
@@ -60,8 +61,15 @@ class Session:
         For each client how many of its roster open a secret; by default its share of `threshold`.
     before : bytes
         Hash of what the clients were asked in the steps before.
-    colluders : int, default 0
-        Number of clients that may lie together about what they were dealt; one may in any case.
+    liars : int, default 1
+        Number of clients that may lie together about dealt shares, see `SecureSum.liars_of`.
+
+    Attributes
+    ----------
+    conflicts : set
+        Clients that contradict each other about a share, see `flwr_privacy.secure_sum.conflicts`.
+    misfits : dict
+        What shows that a dealer did not follow the protocol, whatever the others did.
     """
 
     name: str
@@ -74,12 +82,12 @@ class Session:
     step: int = 0
     local_thresholds: Mapping[str, int] = field(default_factory=dict)
     before: bytes = b""
-    colluders: int = 0
+    liars: int = 1
+    conflicts: set[Conflict] = field(default_factory=set)
+    misfits: dict[str, str] = field(default_factory=dict)
     _dealt: dict[str, Dealt] = field(default_factory=dict)
     _shares: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     _revealed: set[str] = field(default_factory=set)
-    _disagreeing: dict[str, set[str]] = field(default_factory=dict)  # holders, by dealer
-    _misfits: dict[str, str] = field(default_factory=dict)  # what does not fit, by dealer
 
     def go_on(
         self, name: str, survivors: Collection[str], bounds: Bounds, asked: bytes = b""
@@ -112,7 +120,7 @@ class Session:
             bounds=bounds,
             local_thresholds={client: self._local(client) for client in there},
             before=asked_so_far(self.before, asked),
-            colluders=self.colluders,
+            liars=self.liars,
         )
 
     @property
@@ -191,6 +199,14 @@ class Session:
             ],
         )
 
+    def take_accusation(self, client: str, accused: Collection[str]) -> None:
+        """Store that a client says it cannot open the shares of some dealers.
+
+        It is not in the sum then. Names of clients that dealt nothing to it have no effect.
+        """
+        others = set(accused).intersection(self._around(client)) - {client}
+        self.conflicts.update(Conflict({client, dealer}) for dealer in others)
+
     def survivors_around(self, client: str, survivors: Collection[str]) -> list[str]:
         """Return the survivors of a client's roster, which are all that the client is told of."""
         there = set(survivors)
@@ -209,8 +225,7 @@ class Session:
         only if too few of its shares are left. The clients' privacy does not depend on what is
         stored: the survivor decides what it reveals before (at most one share of each dealer, see
         `Participant.reveal`), the server has received all of it, and every secret is recovered from
-        as many shares as before. A client that cannot open a share does not skip it, but refuses to
-        join: the seal is what tells it that the dealer's mask key is not the server's.
+        as many shares as before.
 
         Returns
         -------
@@ -239,7 +254,8 @@ class Session:
                     self._revealed.add(client)
                 else:
                     damaged.add(dealer)
-                    self._disagreeing.setdefault(dealer, set()).add(client)
+                    if dealer != client:
+                        self.conflicts.add(Conflict({client, dealer}))
         return sorted(damaged)
 
     def open(
@@ -292,24 +308,6 @@ class Session:
         bits = self.bounds.modulus_bits
         return values_of(add_masks(total, bits, masks), bits)
 
-    def false_dealers(self) -> dict[str, str]:
-        """Return the dealers that did not follow the protocol, and what shows it.
-
-        Either recovered secrets are not what was announced, which no holder can bring about. Or
-        more holders disagree with the dealer than can lie: more than `colluders` and more than may
-        be missing around it. The dealer itself counts as missing if it gave no share of its own;
-        otherwise it could end every sum by staying away. Such a sum could not be opened.
-        """
-        found = dict(self._misfits)
-        for dealer, holders in self._disagreeing.items():
-            roster, needed = self.rosters[dealer], self._local(dealer)
-            own, others = roster.index(dealer), len(holders - {dealer})
-            gone = all(own not in self._shares.get((dealer, kind), {}) for kind in (KEY, SEED))
-            liars = max(1, min(self.colluders, needed - 1))
-            if others > liars and others + gone > len(roster) - needed:
-                found[dealer] = f"{others} clients hold other shares than it announced"
-        return found
-
     def check_survivors(self, survivors: Collection[str]) -> None:
         """Check that enough clients sent a vector to open the sum.
 
@@ -336,7 +334,7 @@ class Session:
         return [member for member in self.rosters[client] if member in self._dealt]
 
     def _misfit(self, dealer: str, what: str) -> NotOpenedError:
-        self._misfits[dealer] = f"it dealt another {what} than it announced"
+        self.misfits[dealer] = f"it dealt another {what} than it announced"
         return NotOpenedError(f"client {dealer} dealt another {what} than it announced")
 
     def _recovered(self, client: str, kind: str) -> bytes:

@@ -126,6 +126,13 @@ class SecureSum:
         self._check_colluders(self.threshold_of(cohort), colluders)
         return colluders
 
+    def liars_of(self, cohort: int) -> int:
+        """Return the number of clients of a cohort that may lie together about dealt shares.
+
+        These are the colluders, or as many as may be missing in a sum, at least one.
+        """
+        return max(1, self.colluders_of(cohort), cohort - self.threshold_of(cohort))
+
     def quorum_of(self, cohort: int) -> tuple[int, int, int]:
         """Return a cohort, the least number of clients in a sum over it, and its colluders."""
         return cohort, self.threshold_of(cohort), self.colluders_of(cohort)

@@ -194,6 +194,18 @@ class UDPTerms(Mechanism):
             return self.sensitivity(1)
         return 2 * self.learning_rate * self.clipping_norm * (1 + _ROOM)
 
+    def noise_ratio(self, clients: int) -> float:
+        """Return the noise of a weight of a mean over the bound of that mean's L2 norm.
+
+        At record level with a single record of each client: with n records it is at least n times
+        less.
+        """
+        if self.parties:
+            noise = self.shared_sensitivity() / math.sqrt(clients)
+        else:
+            noise = self.sensitivity(1)
+        return self.noise_multiplier * noise / (self.reach(1) * math.sqrt(clients))
+
     @property
     def proven(self) -> bool:
         """Whether the sensitivity of the training is proven."""

@@ -20,6 +20,7 @@ __all__ = [
     "METRICS",
     "RECORD",
     "TRAIN",
+    "UNOPENED_CODE",
     "VERSION",
     "Fields",
     "Header",
@@ -46,6 +47,9 @@ DECLINED_CODE = 1001
 
 FAILED_CODE = 1002
 """Code with which a client says that it was charged and cannot answer."""
+
+UNOPENED_CODE = 1005  # what lies between are codes of the server's own
+"""Code with which a client names the dealers whose shares it cannot open, as its reason."""
 
 METRICS = "metrics"
 """Key under which a client half hands its metrics to the message's MetricRecord."""

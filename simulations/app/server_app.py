@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.settings.flat_options import strategy_of
+from flwr_privacy.simulations.settings.flat_options import flat_keys, strategy_of
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.settings.schemes import scheme
@@ -26,6 +26,9 @@ from flwr_privacy.strategies import SchemeStrategy
 __all__ = ["app", "build_strategy", "initial_arrays"]
 
 app = ServerApp()
+
+DATA = "data"
+"""Value of ``strategy.shares`` that stands for the numbers of the clients' records."""
 
 
 @app.main()
@@ -98,6 +101,8 @@ def build_strategy(
         parameters |= _of_the_task(settings)
     if chosen.vertical:
         parameters |= _of_the_columns(settings)
+    if own.get("shares") == DATA and "shares" in flat_keys(chosen.strategy):
+        own["shares"] = tasks.client_sizes(tasks.task(settings.task), settings)
     return strategy_of(chosen.strategy, {**parameters, **own})
 
 

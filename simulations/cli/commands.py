@@ -11,7 +11,7 @@ from flwr_privacy.errors import FlwrPrivacyError
 from .deployed import deploy
 from .ledger import ledger
 from .nodes import doctor, executor, key, node
-from .research import attack, calibrate, experiment, reliability, replication
+from .research import attack, best_rounds, calibrate, experiment, reliability, replication
 from .results import compare, demo, verify
 from .state import state
 from .training import run
@@ -30,7 +30,7 @@ the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 d
 130 interrupted."""
 
 for command in (
-    *(run, deploy, compare, demo, calibrate, attack, experiment, replication, verify),
+    *(run, deploy, compare, demo, calibrate, best_rounds, attack, experiment, replication, verify),
     *(executor, key, doctor, reliability),
 ):
     app.command(epilog=EXIT_CODES)(command)

@@ -8,7 +8,7 @@ import typer
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.simulations.operations.tables import csv_text, json_text
 
-from .operator_options import AsCSV, AsJSON, PolicyFile, print_checks, write_or_print
+from .operator_options import AsCSV, AsJSON, PolicyFile, StateFolder, print_checks, write_or_print
 
 __all__ = ["ledger"]
 
@@ -17,22 +17,26 @@ ledger = typer.Typer(
     no_args_is_help=True,
 )
 
-LedgerPath = Annotated[
-    Path, typer.Argument(help="A node's <data set>.ledger, or the folder of its state.")
+DataSet = Annotated[
+    str | None, typer.Option(help="Data set of one ledger, <data set>.ledger; by default all.")
 ]
 # What follows imports late: SciPy takes half a second, which `--help` need not wait for.
 
 
 @ledger.command()
 def show(
-    path: LedgerPath, policy: PolicyFile = None, as_json: AsJSON = False, as_csv: AsCSV = False
+    state: StateFolder,
+    data_set: DataSet = None,
+    policy: PolicyFile = None,
+    as_json: AsJSON = False,
+    as_csv: AsCSV = False,
 ) -> None:
     """Print what was charged for each experiment, and what the policy leaves."""
     from flwr_privacy.simulations.operations.ledger_text import COLUMNS, ledger_lines, row_of
     from flwr_privacy.simulations.operations.ledgers import ledger_files, summary_of
 
     limits = None if policy is None else Policy.read(policy)
-    summaries = [summary_of(file, limits) for file in ledger_files(path)]
+    summaries = [summary_of(file, limits) for file in ledger_files(state, data_set)]
     if as_json:
         typer.echo(json_text([summary.to_dict() for summary in summaries]), nl=False)
     elif as_csv:
@@ -45,16 +49,18 @@ def show(
 
 
 @ledger.command()
-def check(path: LedgerPath, policy: PolicyFile = None) -> None:
+def check(state: StateFolder, data_set: DataSet = None, policy: PolicyFile = None) -> None:
     """Check format, rights, clock and budget of ledgers; exit code 1 if something is wrong."""
     from flwr_privacy.simulations.operations.ledger_checks import check_ledgers
 
-    print_checks(check_ledgers(path, None if policy is None else Policy.read(policy)))
+    limits = None if policy is None else Policy.read(policy)
+    print_checks(check_ledgers(state, limits, data_set))
 
 
 @ledger.command()
 def export(
-    path: LedgerPath,
+    state: StateFolder,
+    data_set: DataSet = None,
     as_json: AsJSON = False,
     out: Annotated[
         Path | None, typer.Option(help="File to write; by default the terminal.")
@@ -63,7 +69,7 @@ def export(
     """Print every charge as CSV, or with --json as JSON."""
     from flwr_privacy.simulations.operations.ledgers import CHARGE_COLUMNS, charges, ledger_files
 
-    rows = [row for file in ledger_files(path) for row in charges(file)]
+    rows = [row for file in ledger_files(state, data_set) for row in charges(file)]
     if as_json:
         text = json_text(rows)
     else:

@@ -7,7 +7,7 @@ import typer
 
 from flwr_privacy.simulations.settings.run_settings import Settings
 
-from .operator_options import PolicyFile, StateFolder, print_checks, write_or_print
+from .operator_options import PolicyFile, StateFolderOrNone, print_checks, write_or_print
 from .run_options import DataRoot
 
 __all__ = ["doctor", "executor", "key", "node"]
@@ -43,7 +43,7 @@ AppsFile = Annotated[
 
 @node.command()
 def check(
-    state: StateFolder = None,
+    state: StateFolderOrNone = None,
     policy: PolicyFile = None,
     pins: PinsFile = None,
     identity: IdentityFile = None,
@@ -80,7 +80,7 @@ def metrics(
         str | None,
         typer.Option("--node", help="Name in every number, if one machine has several nodes."),
     ] = None,
-    state: StateFolder = None,
+    state: StateFolderOrNone = None,
     policy: PolicyFile = None,
     pins: PinsFile = None,
     identity: IdentityFile = None,

@@ -10,16 +10,26 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.operations.checks import FAIL, Check
 from flwr_privacy.wire.files import PRIVATE, write_text
 
-__all__ = ["AsCSV", "AsJSON", "PolicyFile", "StateFolder", "print_checks", "write_or_print"]
+__all__ = [
+    "AsCSV",
+    "AsJSON",
+    "PolicyFile",
+    "StateFolder",
+    "StateFolderOrNone",
+    "print_checks",
+    "write_or_print",
+]
 
 # As a node reads them (`flwr_privacy.clients.node.context_store`, which imports SciPy).
 PolicyFile = Annotated[
     Path | None,
     typer.Option(envvar="FLWR_PRIVACY_POLICY", help="TOML file with the node's policy."),
 ]
-StateFolder = Annotated[
-    Path | None, typer.Option(envvar="FLWR_PRIVACY_STATE", help="The node's privacy-state folder.")
-]
+_STATE = typer.Option(
+    "--state", envvar="FLWR_PRIVACY_STATE", help="The node's privacy-state folder."
+)
+StateFolder = Annotated[Path, _STATE]
+StateFolderOrNone = Annotated[Path | None, _STATE]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsCSV = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 

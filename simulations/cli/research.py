@@ -12,7 +12,7 @@ from flwr_privacy.simulations.runner.jobs import Engine
 
 from .run_options import DataRoot
 
-__all__ = ["attack", "calibrate", "experiment", "reliability", "replication"]
+__all__ = ["attack", "best_rounds", "calibrate", "experiment", "reliability", "replication"]
 
 
 def calibrate(
@@ -86,6 +86,64 @@ def calibrate(
     )
     typer.echo(table(rows))
     typer.echo(legend(rounds, fraction, sampling_rate=sampling_rate))
+
+
+def best_rounds(
+    epsilon: Annotated[float, typer.Option(help="Budget of a client over all rounds.")],
+    unit: Annotated[str, typer.Option(help="What is protected: record or user.")],
+    loss: Annotated[
+        float, typer.Option(help="Loss of the first model above the least one, Theta.")
+    ],
+    convexity: Annotated[
+        float, typer.Option(help="mu of the Polyak-Lojasiewicz condition, at most the smoothness.")
+    ],
+    parameters: Annotated[int, typer.Option(help="Number of weights of the model, d.")],
+    scheme: Annotated[str, typer.Argument(help="Scheme: udp (default).")] = "udp",
+    smoothness: Annotated[float, typer.Option(help="Smoothness of the loss, Lc.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
+    clients: Annotated[int, typer.Option(help="Number of clients, U.")] = 50,
+    per_round: Annotated[
+        int | None, typer.Option(help="Clients of a round, K; by default all.")
+    ] = None,
+    difference: Annotated[
+        float, typer.Option(help="Mean square by which the clients' gradients differ.")
+    ] = 0.0,
+    clipping_norm: Annotated[
+        float, typer.Option(help="Bound of a record's gradient, or of the update.")
+    ] = 1.0,
+    learning_rate: Annotated[
+        float, typer.Option(help="Step size, at most one over the smoothness.")
+    ] = 1.0,
+    records: Annotated[int, typer.Option(help="Records of a client, at record level.")] = 800,
+) -> None:
+    """Search for the number of rounds after which UDP's loss is least, by the paper's bounds."""
+    check_choice("scheme", scheme, ("udp",))
+    from flwr_privacy.simulations.research.udp.best_rounds import best_rounds as search
+    from flwr_privacy.simulations.research.udp.theory import PLProblem
+    from flwr_privacy.udp import sensitivity
+
+    bound = sensitivity(
+        unit,
+        clipping_norm=clipping_norm,
+        learning_rate=learning_rate,
+        records=records,
+        sampling_rate=1.0,
+    )
+    problem = PLProblem(
+        Theta=loss,
+        mu=convexity,
+        Lc=smoothness,
+        eta=learning_rate,
+        U=clients,
+        K=clients if per_round is None else per_round,
+        epsilon=epsilon,
+        delta=delta,
+        Dl=bound,
+        epsd=difference,
+        d=parameters,
+    )
+    for line in search(problem, epsilon=epsilon, delta=delta):
+        typer.echo(line)
 
 
 def attack(

@@ -2,14 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flwr_privacy.simulations.operations.tables import json_text, table
 
-from .operator_options import AsJSON
+from .operator_options import AsJSON, StateFolder
 
 __all__ = ["state"]
 
@@ -18,11 +17,9 @@ state = typer.Typer(
     no_args_is_help=True,
 )
 
-StatePath = Annotated[Path, typer.Argument(help="The node's privacy-state folder.")]
-
 
 @state.command()
-def show(path: StatePath, as_json: AsJSON = False) -> None:
+def show(folder: StateFolder, as_json: AsJSON = False) -> None:
     """Print the sizes of a state folder by client and kind, and what may be deleted."""
     from flwr_privacy.simulations.operations.state_files import (
         KINDS,
@@ -31,7 +28,7 @@ def show(path: StatePath, as_json: AsJSON = False) -> None:
         state_files,
     )
 
-    files = state_files(path)
+    files = state_files(folder)
     order = {kind: place for place, kind in enumerate(KINDS)}
     groups = _grouped(files, lambda file: (file.client, order[file.kind]))
     kinds = [
@@ -62,12 +59,14 @@ def show(path: StatePath, as_json: AsJSON = False) -> None:
         typer.echo(f"{kind}: {KINDS[kind][1]}")
     if experiments:
         typer.echo("\n" + table(of_experiments, experiments))
-        typer.echo("\nIf one of them is over: flwr-privacy state prune PATH --over EXPERIMENT")
+        typer.echo(
+            f"\nIf one of them is over: flwr-privacy state prune --state {folder} --over EXPERIMENT"
+        )
 
 
 @state.command()
 def prune(
-    path: StatePath,
+    folder: StateFolder,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,7 +81,7 @@ def prune(
     from flwr_privacy.simulations.operations.prune import prune as pruned
     from flwr_privacy.simulations.operations.prune import removable
 
-    files = (pruned if yes else removable)(path, over or [])
+    files = (pruned if yes else removable)(folder, over or [])
     for file in files:
         typer.echo(f"{'deleted' if yes else 'would delete'}: {file.path} ({file.size} bytes)")
     total = f"{len(files)} files, {sum(file.size for file in files)} bytes"

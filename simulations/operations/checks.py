@@ -124,7 +124,7 @@ def private_check(name: str, paths: Iterable[Path]) -> Check:
         The files.
     """
     files = list(paths)
-    if missing := [str(path) for path in files if not path.is_file()]:
+    if missing := [str(path) for path in files if not os.path.isfile(path)]:
         return Check(name, FAIL, f"there is no file {missing[0]}")
     if shown := [path for path in files if others_may(path)]:
         mode = stat.S_IMODE(shown[0].stat().st_mode)

@@ -20,32 +20,39 @@ NEARLY_SPENT = 0.9
 _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
 
 
-def check_ledgers(path: Path, policy: Policy | None = None) -> list[Check]:
-    """Check a ledger, or all ledgers of a state folder.
+def check_ledgers(
+    state: Path, policy: Policy | None = None, data_set: str | None = None
+) -> list[Check]:
+    """Check the ledgers of a state folder, or that of one data set.
 
     Parameters
     ----------
-    path : Path
-        ``<data set>.ledger``, or the folder that a node names as ``privacy-state``.
+    state : Path
+        The folder that a node names as ``privacy-state``.
     policy : Policy, optional
         The node's limits; by default the charges are not compared with any.
+    data_set : str, optional
+        The data set.
 
     Raises
     ------
     InvalidParameterError
         If there is no ledger.
     """
-    return [check for file in ledger_files(path) for check in _checks(file, policy)]
+    return [check for file in ledger_files(state, data_set) for check in _checks(file, policy)]
 
 
 def _checks(file: Path, policy: Policy | None) -> Iterator[Check]:
     name = f"ledger {file.stem}"
-    yield _rights(name, file)
     try:
+        yield _rights(name, file)
         summary = summary_of(file, policy)
         entries = Ledger(file, data_set=file.stem).entries()
     except LedgerError as error:
         yield Check(name, FAIL, str(error))
+        return
+    except OSError as error:
+        yield Check(name, FAIL, f"{file} cannot be read: {error.strerror}")
         return
     yield Check(name, OK, f"{len(entries)} charges can be read")
     yield _answers(name, summary)

@@ -4,6 +4,7 @@ An experiment id comes from a server and is shown as the ledger has it: printabl
 """
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_privacy.accounting import fitting, spent
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.errors import InvalidParameterError, check_choice
 from flwr_privacy.pipeline.planned_release import UNPROVEN
 from flwr_privacy.privacy.ledger import Entry, Ledger
 from flwr_privacy.privacy.policy import UNITS, Policy
@@ -138,18 +139,21 @@ class LedgerSummary:
         }
 
 
-def ledger_files(path: Path) -> list[Path]:
-    """Return the ledgers of a state folder, or the one ledger that a path names.
+def ledger_files(state: Path, data_set: str | None = None) -> list[Path]:
+    """Return the ledgers of a state folder, or that of one data set.
 
     Raises
     ------
     InvalidParameterError
         If there is none.
     """
-    files = sorted(path.glob("*.ledger")) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        raise InvalidParameterError("path", str(path), "a ledger, or a folder with ledgers")
-    return files
+    found = sorted(state.glob("*.ledger")) if os.path.isdir(state) else []
+    files = {file.stem: file for file in found}
+    if not files:
+        raise InvalidParameterError("--state", str(state), "a node's state folder with ledgers")
+    if data_set is None:
+        return list(files.values())
+    return [files[check_choice("--data-set", data_set, files)]]
 
 
 def summary_of(file: Path, policy: Policy | None = None) -> LedgerSummary:

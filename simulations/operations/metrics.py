@@ -7,6 +7,7 @@ grow with such answers, so they are left out as well; `node check` on the node h
 """
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ def metrics_of(files: NodeFiles, node: str | None = None) -> str:
     policy = _policy(files.policy)
     if policy is not None and policy.max_epsilon is not None:
         add("policy_max_epsilon", "Largest epsilon that the policy allows.", policy.max_epsilon)
-    if files.state is not None:
+    if files.state is not None and os.path.isdir(files.state):
         damaged = 0
         for path in sorted(files.state.glob("*.ledger")):
             try:

@@ -78,8 +78,8 @@ def check_node(files: NodeFiles, superlink: str | None = None) -> list[Check]:
     """
     policy, _ = _policy(files.policy)
     checks = check_files(files)
-    if files.state is not None and files.state.is_dir():
-        found = state_files(files.state)
+    found = _found(files.state)
+    if files.state is not None and found is not None:
         checks += [_clock(found), *_disk(files.state, found, policy)]
         if any(files.state.glob("*.ledger")):
             checks += check_ledgers(files.state, policy)
@@ -108,14 +108,17 @@ def _state(state: Path | None) -> Check:
     name = "state"
     if state is None:
         return Check(name, WARN, "no folder is named: schemes with a budget are refused (--state)")
-    if not state.is_dir():
-        return Check(name, FAIL, f"there is no folder {state}: mkdir -m 700 {state}")
+    try:
+        files = state_files(state)
+    except InvalidParameterError as error:
+        advice = "" if error.__cause__ else f": mkdir -m 700 {state}"
+        return Check(name, FAIL, f"{error}{advice}")
     if others_may(state):
         return Check(name, FAIL, f"other users may look into {state}: chmod 700 {state}")
     if os.geteuid() != 0 and not os.access(state, os.W_OK | os.X_OK):
         return Check(name, FAIL, f"this user cannot write to {state}")
     owner = state.stat().st_uid
-    for file in state_files(state):
+    for file in files:
         try:
             if others_may(file.path):
                 return Check(name, FAIL, f"other users may use {file.path}: chmod 600 {file.path}")
@@ -124,6 +127,13 @@ def _state(state: Path | None) -> Check:
         except FileNotFoundError:  # the node has removed it, or a link leads nowhere
             continue
     return Check(name, OK, f"{state}: for its owner alone")
+
+
+def _found(state: Path | None) -> list[StateFile] | None:
+    try:
+        return None if state is None else state_files(state)
+    except InvalidParameterError:  # `_state` says why
+        return None
 
 
 def _policy(path: Path | None) -> tuple[Policy | None, Check]:

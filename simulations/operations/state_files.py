@@ -97,11 +97,15 @@ def state_files(folder: Path) -> list[StateFile]:
     Raises
     ------
     InvalidParameterError
-        If there is no such folder.
+        If there is no such folder, or this user may not search it.
     """
-    if not folder.is_dir():
-        raise InvalidParameterError("path", str(folder), "the folder of a node's state")
-    return list(_found(folder))
+    try:
+        if folder.is_dir():
+            return list(_found(folder))
+    except OSError as error:
+        allowed = f"a node's state folder that this user may search ({error.strerror})"
+        raise InvalidParameterError("--state", str(folder), allowed) from error
+    raise InvalidParameterError("--state", str(folder), "the folder of a node's state")
 
 
 def _found(folder: Path) -> Iterator[StateFile]:

@@ -94,6 +94,8 @@ class Progress:
         accuracy = score(line, "accuracy")
         if accuracy is not None:
             self._accuracy = accuracy
+        if forecast := line.get("forecast"):
+            self._console.print(forecast, markup=False, highlight=False, soft_wrap=True)
         if self._live is None:
             text = f"{self.label}: round {self._round}/{self.rounds}, {', '.join(self._facts())}"
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)

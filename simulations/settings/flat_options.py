@@ -40,6 +40,7 @@ from flwr_privacy.m2fdp import (
     TierTree,
     WorstDrift,
 )
+from flwr_privacy.mspdq import TheorySteps
 from flwr_privacy.strategies import LoopOptions, SchemeStrategy
 from flwr_privacy.udp import (
     ClientLosses,
@@ -135,6 +136,7 @@ _CHOICES = (
         {"worst": WorstDrift, "smooth": SmoothDrift, "lemma": LemmaDrift},
     ),
     _Choice("control", "control", {"adaptive": AdaptiveControl}),
+    _Choice("mixing_rounds", "mixing_rounds", {"theory": TheorySteps}),
 )
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "Task",
     "check_data",
     "client_data",
+    "client_sizes",
     "dataset",
     "evaluate_client",
     "evaluate_server",
@@ -162,6 +163,24 @@ def client_data(
         index
     ]
     return data.features[part], data.labels[part]
+
+
+def client_sizes(task: Task, settings: Settings) -> dict[str, int]:
+    """Return the number of records of each simulated client, by its name.
+
+    Raises
+    ------
+    DataError
+        As `client_data`.
+    InvalidParameterError
+        If the clients are nodes of a deployment, which have data of their own.
+    """
+    if settings.clients is None:
+        allowed = "the number of simulated clients, whose data are known here"
+        raise InvalidParameterError("clients", None, allowed)
+    data = dataset(task, settings)
+    parts = _parts(data, settings.clients, settings.partition, settings.seed)
+    return {str(index): len(part) for index, part in enumerate(parts)}
 
 
 def regression_data(

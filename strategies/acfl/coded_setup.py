@@ -120,7 +120,7 @@ class CodedSetup(SchemeStrategy):
                 "straggler_rate", "a dict", f"a rate for every client, {lacking} among them"
             )
         if self.secure_sum is not None and not self.weighting.coded_only:
-            asked, _ = self.federation.sample_size(
+            asked, _ = self.messenger.sampler.sample_size(
                 fraction=self.fraction_train, minimum=self.min_train_nodes
             )
             self.secure_sum.bounds(asked, code_limit=CODE_LIMIT, largest_weight=1)
@@ -214,7 +214,7 @@ class CodedSetup(SchemeStrategy):
         if self.federation.met:
             return len(self.federation.clients())
         # Under a user's own start, where nobody has said who it is.
-        return self.federation.sample_size(fraction=1.0, minimum=0)[1]
+        return self.messenger.sampler.sample_size(fraction=1.0, minimum=0)[1]
 
     def _without_rate(self) -> set[str]:
         """Return the connected clients without a straggler rate, where each client has its own."""

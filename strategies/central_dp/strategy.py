@@ -25,6 +25,7 @@ from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import next_clipping_norm
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -172,7 +173,18 @@ class CentralDP(SchemeStrategy):
         names = terms.names(self._template)
         terms.check_grid(sum(np.size(self._template[name]) for name in names))
         self._of_round = {}
-        charge = terms.charge()
+        charge, sigma = terms.charge(), terms.sigma()
+        weights = sum(np.size(self._template[name]) for name in names)
+
+        def forecast(clients: int) -> Forecast:
+            return Forecast(
+                ratio=sigma / (clients * terms.clipping_norm),
+                weights=weights,
+                clients=clients,
+                rounds=self._planned().rounds,
+                own_noise=False,
+            )
+
         return Instruction(
             fields=records.write(terms),
             accumulator=partial(CentralMean, self._template, terms),
@@ -181,6 +193,7 @@ class CentralDP(SchemeStrategy):
             hidden=self._amplified,
             released=partial(self._noised, server_round, terms),
             failed_sigma=terms.failed_sigma if terms.failed_code else None,
+            forecast=forecast,
         )
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
@@ -341,7 +354,7 @@ class CentralDP(SchemeStrategy):
         """Return the plan; it is made once the number of clients is known."""
         if self.plan is None:
             rounds = rounds_of(self.rounds, self.planned_rounds)
-            asked, self._population = self.federation.sample_size(
+            asked, self._population = self.messenger.sampler.sample_size(
                 fraction=self.fraction_train, minimum=self.min_train_nodes
             )
             self.plan = self._plan_of(rounds=rounds, q=min(1.0, asked / self._population))

@@ -34,7 +34,7 @@ from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import CardRelease, PrivacyCard
 from flwr_privacy.privacy.grid import GridMean
 from flwr_privacy.privacy.guarantee import Guarantee
-from flwr_privacy.privacy.trained_count import TrainedCount, forecast
+from flwr_privacy.privacy.trained_count import TrainedCount, noticed
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
 from flwr_privacy.strategies.options.fedavg_arguments import FedAvgArguments
 from flwr_privacy.strategies.options.loop_options import LoopOptions
@@ -351,7 +351,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         instruction = self.instruct(server_round)
         instruction = replace(instruction, fields={**instruction.fields, **told})
         messages = self.put(server_round, TRAIN, content, assigned, instruction, quorum=quorum)
-        self._forecast(assigned, instruction)
+        self._tell_detection(assigned, instruction)
         self.announce()
         return messages
 
@@ -441,6 +441,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     ) -> list[Message]:
         """Return the messages of a request (see `ask`), after its cost is on disk."""
         self._instructions[phase] = instruction
+        self._foresee(instruction)
         content, own = self.transport.question(phase, content, instruction.own)
         adds_up = instruction.adds_up
         if adds_up is None:
@@ -510,13 +511,25 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """
         return self.model_step.take(server_round, self._template, averaged, metrics, weight)
 
-    def _forecast(self, assigned: Assigned, instruction: Instruction) -> None:
+    def _foresee(self, instruction: Instruction) -> None:
+        """Log, once, whether the model can learn through the noise; the privacy card has it too."""
+        if self.charge_log.forecast or instruction.forecast is None:
+            return
+        # Not the clients of this round: how many they are may be secret.
+        asked, _ = self.messenger.sampler.sample_size(
+            fraction=self.fraction_train, minimum=self.min_train_nodes
+        )
+        forecast = instruction.forecast(max(1, asked))
+        self.charge_log.forecast = forecast.text()
+        logger.log(logging.WARNING if forecast.warns else logging.INFO, forecast.text())
+
+    def _tell_detection(self, assigned: Assigned, instruction: Instruction) -> None:
         """Log, once, after how many rounds failing trainings of the clients would be noticed."""
         clients = [client for clients in assigned.values() for client in clients]
         if self._announced or instruction.failed_sigma is None or not clients:
             return
         sigma = instruction.failed_sigma(clients)
-        text, in_time = forecast(len(clients), sigma, self.quorum, self.planned_rounds)
+        text, in_time = noticed(len(clients), sigma, self.quorum, self.planned_rounds)
         logger.log(logging.INFO if in_time else logging.WARNING, text)
 
     def announce(self) -> None:

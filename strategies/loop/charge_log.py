@@ -34,12 +34,15 @@ class ChargeLog:
         Who the nodes turned out to be that were asked before they had said it, by address.
     earlier : Guarantee, optional
         The guarantee of the run that this one resumes, until this one asks something.
+    forecast : str
+        Whether the model can learn through the noise; empty before the first round.
     """
 
     def __init__(self, experiment: Experiment) -> None:
         self.releases: list[CardRelease] = []
         self.names: dict[str, str] = {}
         self.earlier: Guarantee | None = None
+        self.forecast = ""
         self._experiment = experiment
 
     def note(self, request_log: RequestLog, instruction: Instruction) -> None:
@@ -109,6 +112,7 @@ class ChargeLog:
             experiment_id=self._experiment.id,
             guarantee=self.earlier or guarantee(),
             releases=self.releases,
+            forecast=self.forecast,
         )
         if card.guarantee.delta is None:
             return card
@@ -125,6 +129,7 @@ class ChargeLog:
     def load(self, card: PrivacyCard) -> None:
         """Load the charges and the guarantee of the run that this one resumes."""
         self.releases, self.earlier = card.releases, card.guarantee
+        self.forecast = card.forecast
 
     def _named(self, clients: Iterable[str]) -> set[str]:
         return {self.names.get(client, client) for client in clients}

@@ -170,6 +170,8 @@ class ServerLoop:
         # Only the last card states epsilon by every accountant: some take seconds.
         card = strategy.card(final=server_round >= self._rounds or bool(strategy.stop()))
         line["scheme"] = self._numbers(line, card)
+        if server_round == 1 and card.forecast:
+            line["forecast"] = card.forecast
         line |= strategy.messenger.counts()
         # What a resume compares with: an older card has fewer.
         line["charged"] = card.answers().charged

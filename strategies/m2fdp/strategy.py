@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import (
+    CheckpointError,
     InvalidParameterError,
     ProtocolError,
     check_choice,
@@ -189,7 +190,7 @@ class M2FDP(SchemeStrategy):
     def _build(self) -> None:
         super()._build()
         self._devices: list[str] | None = None
-        self._resumed: dict[str, int] | None = None
+        self._steps_left: int | None = None  # of a checkpoint
         self._plan: M2FDPRoundPlan | None = None
         self._relay: Relay | None = None
         self._chosen: dict[str, list[str]] = {}
@@ -232,9 +233,8 @@ class M2FDP(SchemeStrategy):
         self._tier_schedule = TierSchedule(
             first, control=self.control, parameters=size, resources=resources
         )
-        if self._resumed is not None:
-            lost_rounds = self.experiment.lost_rounds
-            self._tier_schedule.resume(**self._resumed, lost_rounds=lost_rounds)
+        if self._steps_left is not None:
+            self._tier_schedule.resume(self._steps_left, lost_rounds=self.experiment.lost_rounds)
         self._tiers = TierLog(self.tree, resources, size)
         if self.relay:
             self._relay = Relay(
@@ -389,13 +389,31 @@ class M2FDP(SchemeStrategy):
         """Return the leaf of each client, and the remaining local steps."""
         return {
             "devices": self._devices,
-            "total_steps": self._tier_schedule.total_steps,
+            "calibrated": self._calibrated(),
             "steps_left": self._tier_schedule.steps_left,
             "insecure": self._insecure,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned.
+
+        Raises
+        ------
+        CheckpointError
+            If the noise so far was calibrated for something else.
+        """
+        for key, value in self._calibrated().items():
+            if self.privacy.noised and state["calibrated"][key] != value:
+                raise CheckpointError(
+                    f"the checkpoint was calibrated for {key} = {state['calibrated'][key]}, not "
+                    f"{value}: the noise of the rounds that are done cannot be changed"
+                )
         self._devices = list(state["devices"])
-        self._resumed = {key: int(state[key]) for key in ("total_steps", "steps_left")}
+        self._steps_left = int(state["steps_left"])
         self._insecure = state["insecure"]
+
+    def _calibrated(self) -> dict[str, str]:
+        """Return what the noise of all rounds depends on, as texts."""
+        names = ("privacy", "schedule", "step_rule", "min_children", "control", "resources")
+        parts = {name: repr(getattr(self, name)) for name in names}
+        return {**parts, "num_rounds": str(self.planned_rounds)}

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import (
     AdaptiveControl,
     AdaptiveController,
@@ -104,28 +103,16 @@ class TierSchedule:
         if self._controller is not None:
             self.steps_left -= plan.schedule.steps
 
-    def resume(self, *, total_steps: int, steps_left: int, lost_rounds: int) -> None:
+    def resume(self, steps_left: int, *, lost_rounds: int) -> None:
         """Resume a training.
 
         Parameters
         ----------
-        total_steps, steps_left : int
-            Of the checkpoint.
+        steps_left : int
+            Local steps that remained at the checkpoint.
         lost_rounds : int
             Number of rounds after it that were given up: the devices paid for their steps.
-
-        Raises
-        ------
-        InvalidParameterError
-            If it is to be of another length: the noise so far was for the one that was planned.
         """
-        if total_steps != self.total_steps and self._first.privacy.noised:
-            raise InvalidParameterError(
-                "num_rounds",
-                self._first.rounds,
-                f"rounds of {total_steps} local steps in all, as before, not {self.total_steps}: "
-                "the noise so far was for that many",
-            )
         self.steps_left = steps_left
         for server_round in range(lost_rounds):
             if not self.ended:

@@ -23,7 +23,7 @@ from flwr_privacy.errors import (
     check_number,
 )
 from flwr_privacy.keywords import checked_keywords
-from flwr_privacy.mspdq import MIX, MSPTerms
+from flwr_privacy.mspdq import MIX, MSPTerms, TheorySteps
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
@@ -69,15 +69,18 @@ class MSP(DrawnStrategy):
         Coupling of the visible with each hidden sub-state; by default 0.3, with `paper` 0.1.
     coupling : {"const", "harmonic", "sqrt", "random"}, optional
         How the coupling goes on; by default constant.
-    mixing_rounds : int or callable, optional
-        Mixing steps K, or a function of the learning round from 1 that returns them (the theory's:
-        `flwr_privacy.simulations.research.mspdq.theory.k_rounds`). By default 10, with `paper` 4.
+    mixing_rounds : int, TheorySteps or callable, optional
+        Mixing steps K; or those of the theory, which grow with the learning round; or a function of
+        the learning round from 1 that returns them. By default 10, with `paper` 4.
     tolerance : float, optional
         Instead of `mixing_rounds`: as many steps as leave at most this share of the split.
     m : int, default 1
         Hidden sub-states.
     mass : {"paper", "normalized"}, default "paper"
         What they weigh, see `flwr_privacy.mspdq.Mixing`.
+    m_mode : {"common", "iid"}, default "common"
+        Whether all clients have m hidden sub-states, or each draws its own number from 1 to m in
+        every learning round, in secret: the average is then right in the mean over the draws.
     split : {"uniform", "uniform_m", "laplace", "gaussian"}, default "uniform"
         Law of the first visible sub-state, see `flwr_privacy.mspdq.MSPTerms`.
     eps_s : float, default 0.3
@@ -121,10 +124,11 @@ class MSP(DrawnStrategy):
     kappa: float = 0.5
     gamma: float | None = None
     coupling: Literal["const", "harmonic", "sqrt", "random"] | None = None
-    mixing_rounds: int | Callable[[int], int] | None = None
+    mixing_rounds: int | TheorySteps | Callable[[int], int] | None = None
     tolerance: float | None = None
     m: int = 1
     mass: Literal["paper", "normalized"] = "paper"
+    m_mode: Literal["common", "iid"] = "common"
     split: Literal["uniform", "uniform_m", "laplace", "gaussian"] = "uniform"
     eps_s: float = 0.3
     scale: float = 1.0
@@ -133,6 +137,7 @@ class MSP(DrawnStrategy):
     paper: bool = False
 
     scheme: ClassVar[str] = "msp"
+    quantizes: ClassVar[bool] = False
     keeps_statistics: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -155,6 +160,7 @@ class MSP(DrawnStrategy):
             coupling=usual["coupling"] if self.coupling is None else self.coupling,
             m=self.m,
             mass=self.mass,
+            m_mode=self.m_mode,
             paper=self.paper,
             split=self.split,
             eps_s=self.eps_s,
@@ -238,6 +244,8 @@ class MSP(DrawnStrategy):
 
     def _terms_of(self, server_round: int) -> MSPTerms:
         rounds = self._mixing_rounds
+        if isinstance(rounds, TheorySteps):
+            rounds = rounds.rounds(server_round, self._terms.mixing, quantized=self.quantizes)
         rounds = rounds(server_round) if callable(rounds) else rounds
         check_integer("mixing_rounds", rounds, minimum=0)
         return replace(self._terms, rounds=rounds)
@@ -322,12 +330,11 @@ class MSP(DrawnStrategy):
         """Return the results of the mixing; empty before the first one."""
         if not self._current:
             return {}
-        known = self.terms.coupling != "random"
         done = replace(self.terms.mixing, rounds=self._mixed_rounds)
         return {
             **super().round_metrics(card),
             "mixing_rounds": self._mixed_rounds,
-            **({"residual": done.residual} if known else {}),
+            **({"residual": done.residual} if done.known else {}),
             "lost": self._lost,
             "given_up": int(self._given_up),
         }

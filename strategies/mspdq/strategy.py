@@ -115,6 +115,7 @@ class MSPDQ(MSP):
     bound: float = 1.0
 
     scheme: ClassVar[str] = "mspdq"
+    quantizes: ClassVar[bool] = True
     summable: ClassVar[bool] = True
     sum_phases: ClassVar[frozenset[str]] = frozenset({TRAIN, MIX})
 

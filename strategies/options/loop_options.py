@@ -1,5 +1,6 @@
 """Options of the loop: seed, identity, clients, deadlines and the run folder."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.keywords import checked_keywords
-from flwr_privacy.stragglers import StragglerModel
+from flwr_privacy.stragglers import StragglerModel, Stragglers
 
 if TYPE_CHECKING:
     from flwr_privacy.wire.pins import Pins
@@ -38,7 +39,7 @@ class LoopOptions:
     deadline : float, optional
         Seconds after which an exchange goes on without the missing replies: real ones, or virtual
         ones where stragglers are simulated. By default the timeout given to `start`.
-    stragglers : StragglerModel, optional
+    stragglers : StragglerModel or another Stragglers, optional
         Simulated answer times on a virtual clock.
     max_reply_bytes : int, default 2**30
         Most bytes of a reply where a scheme cannot tell from its request how large it will be:
@@ -77,7 +78,7 @@ class LoopOptions:
     clients: int | None = None
     quorum: int | None = None
     deadline: float | None = None
-    stragglers: StragglerModel | None = None
+    stragglers: StragglerModel | Stragglers | None = None
     max_reply_bytes: int = 2**30
     run_dir: str | Path | None = None
     resume: bool = False
@@ -104,7 +105,7 @@ class LoopOptions:
         if self.forget_keys and (self.pins is not None or not self.resume):
             allowed = "nothing, but on a resume without pins: the pins say the keys"
             raise InvalidParameterError("forget_keys", self.forget_keys, allowed)
-        if self.run_dir is not None and not Path(self.run_dir).is_dir():
+        if self.run_dir is not None and not os.path.isdir(self.run_dir):
             raise InvalidParameterError("run_dir", str(self.run_dir), "a folder that exists")
 
     def read_pins(self) -> "Pins | None":

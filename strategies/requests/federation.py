@@ -1,4 +1,4 @@
-"""Tracks the connected nodes and their clients, and samples clients.
+"""Tracks the connected nodes and their clients.
 
 Every node says once who it is (the hello exchange). From then on clients are known by their own
 identity; Flower's node ids only serve as addresses. A node whose hello is not signed with the key
@@ -6,22 +6,19 @@ that its client's name belongs to is kept out and named, and the run goes on wit
 """
 
 import logging
-import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from flwr_privacy.errors import ProtocolError, check_integer
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.wire.hello import NONCE, NONCE_BYTES
-from flwr_privacy.wire.identity import derive_seed, fingerprints, places, stream
 from flwr_privacy.wire.message import RECORD, Fields, Header, payload_bytes
 
 from .client_keys import REASON, ClientKeys
@@ -59,6 +56,12 @@ class Federation:
     ----------
     keys : ClientKeys
         Which key belongs to which client.
+    nodes : dict
+        The node of each client that is there.
+    simulated : list of str
+        Names of the simulated clients.
+    connected : list of int
+        All nodes, where they have not said who they are.
     introductions : dict
         What each node said of itself in its hello beyond its identity, by its client.
     kept_out : dict
@@ -76,20 +79,17 @@ class Federation:
         self.met = False
         self.cohorts = False
         self.keys = ClientKeys(pins)
+        self.nodes: dict[str, int] = {}
+        self.connected: list[int] = []
         self.introductions: dict[str, Fields] = {}
         self.kept_out: dict[int, tuple[str, str]] = {}
         self._minimum = min_available_nodes
-        self._connected: list[int] = []
-        self._nodes: dict[str, int] = {}
-        self._virtual = [str(index) for index in range(virtual_clients or 0)]
-        self._fingerprints = fingerprints(self._virtual)
-        self._seats: dict[str, str] = {}  # virtual client: the worker that ran it last
-        self._free: set[str] = set()  # virtual clients that left nothing there
+        self.simulated = [str(index) for index in range(virtual_clients or 0)]
         self._meetings = 0
         self._failures: Counter[int] = Counter()  # hellos that failed, by node
         self._next_try: dict[int, int] = {}
-        self._most = 0
         self._garbage: Counter[int] = Counter()  # replies by node that no app of ours sends
+        self._left_out: set[int] = set()
 
     def wait(self, grid: Grid, timeout: float) -> None:
         """Wait until enough nodes are connected and their number no longer grows.
@@ -107,7 +107,7 @@ class Federation:
             time.sleep(_SETTLE)
             before, nodes = nodes, list(grid.get_node_ids())
             if len(nodes) >= self._minimum and len(nodes) == len(before):
-                self._connected = sorted(nodes)
+                self.connected = sorted(nodes)
                 return
             if time.monotonic() > end:
                 raise ProtocolError(
@@ -132,11 +132,11 @@ class Federation:
         ProtocolError
             At the first meeting: if no node answers, or fewer than `min_available_nodes` remain.
         """
-        alive = {node for node in grid.get_node_ids() if self._garbage[node] < _PATIENCE}
-        self._nodes = {client: node for client, node in self._nodes.items() if node in alive}
+        alive = set(grid.get_node_ids()) - self._left_out
+        self.nodes = {client: node for client, node in self.nodes.items() if node in alive}
         strangers = sorted(
             node
-            for node in alive.difference(self._nodes.values())
+            for node in alive.difference(self.nodes.values())
             if self._next_try.get(node, 0) <= self._meetings
         )
         self._meetings += 1
@@ -174,7 +174,7 @@ class Federation:
                 if not isinstance(reply, ClientReply):
                     continue
                 client, fields = reply.client_id, reply.fields
-                own, holder = replace(header, client_id=client), self._nodes.get(client)
+                own, holder = replace(header, client_id=client), self.nodes.get(client)
                 try:
                     self.keys.admit(own, fields, nonce=nonce, node=node, holder=holder)
                 except ReplyRefusedError as error:
@@ -183,21 +183,21 @@ class Federation:
                     self.kept_out[node] = client, conflicts[-1]
                     continue
                 self.kept_out.pop(node, None)
-                self._nodes[client], self.introductions[client] = node, fields
+                self.nodes[client], self.introductions[client] = node, fields
                 joined.append(client)
         for node in strangers:
-            if node not in self._nodes.values():
+            if node not in self.nodes.values():
                 self._failures[node] += 1
                 self._next_try[node] = self._meetings + 2 ** self._failures[node]
-        if not self.met and not self._nodes and not conflicts:
+        if not self.met and not self.nodes and not conflicts:
             raise ProtocolError(
                 f"hello: none of {len(strangers)} nodes said who it is "
                 f"({_refusals(logs.values())}): wrap their app in the client half of "
                 f"'{header.scheme}'"
             )
-        if not self.met and len(self._nodes) < max(1, self._minimum):
+        if not self.met and len(self.nodes) < max(1, self._minimum):
             raise ProtocolError(
-                f"hello: {len(self._nodes)} of min_available_nodes = {self._minimum} nodes said "
+                f"hello: {len(self.nodes)} of min_available_nodes = {self._minimum} nodes said "
                 f"who they are ({_refusals(logs.values())}): "
                 + (_few(conflicts) or "start again when the others answer")
             )
@@ -207,29 +207,38 @@ class Federation:
             logger.warning("%d of %d nodes were kept out", missing, len(logs))
         if not self.met:
             self.met = True
-            self.cohorts = not set(self._virtual) <= set(self._nodes)
+            self.cohorts = not set(self.simulated) <= set(self.nodes)
         return list(logs.values()), [] if self.cohorts else joined
 
-    def leave_out(self, garbage: Mapping[int, int]) -> None:
-        """Count replies that no app of ours sends; a node with three takes no further part.
+    def count_garbage(self, garbage: Mapping[int, int]) -> None:
+        """Count replies that no app of ours sends; a node with three is left out of the run.
 
         Parameters
         ----------
         garbage : mapping
             The number of such replies by node.
         """
-        clients = {node: client for client, node in self._nodes.items()}
         for node, count in garbage.items():
-            before = self._garbage[node]
             self._garbage[node] += count
-            if before < _PATIENCE <= self._garbage[node]:
-                logger.error(
-                    "client %s is left out of this run: %d replies of its node %d were not in the "
-                    "form of this scheme",
-                    *(clients.get(node, "without a name"), self._garbage[node], node),
-                )
-                self._nodes.pop(clients.get(node, ""), None)
-                self._connected = [each for each in self._connected if each != node]
+            if self._garbage[node] >= _PATIENCE:
+                form = "replies were not in the form of this scheme"
+                self._leave_out(node, f"{self._garbage[node]} {form}")
+
+    def leave_out(self, client: str, why: str) -> None:
+        """Leave a client's node out of the run, unless it runs simulated clients."""
+        if client in self.nodes:
+            self._leave_out(self.nodes[client], why)
+
+    def _leave_out(self, node: int, why: str) -> None:
+        # Nodes with simulated clients are one operator's own.
+        if self.cohorts or node in self._left_out:
+            return
+        self._left_out.add(node)
+        names = [client for client, own in self.nodes.items() if own == node]
+        name = names[0] if names else "without a name"
+        logger.error("client %s (node %d) is left out of this run: %s", name, node, why)
+        self.nodes.pop(name, None)
+        self.connected = [each for each in self.connected if each != node]
 
     def clients(self) -> list[str]:
         """Return the identities of all available clients, in a fixed order.
@@ -240,186 +249,20 @@ class Federation:
             If there are simulated clients and no node that may run them.
         """
         if self.virtual_clients is None:
-            return sorted(self._nodes)
+            return sorted(self.nodes)
         if not self.cohorts:
-            return [client for client in self._virtual if client in self._nodes]
-        if not self._workers() and not self._seats:
+            return [client for client in self.simulated if client in self.nodes]
+        if not any(said.get("plays") == "any" for said in self.introductions.values()):
             raise ProtocolError(
-                f"clients = {self.virtual_clients} for {len(self._nodes)} nodes, and none lets a "
+                f"clients = {self.virtual_clients} for {len(self.nodes)} nodes, and none lets a "
                 "server choose whom it runs: set FLWR_PRIVACY_COHORTS=1 in the environment of the "
                 "nodes, or cohorts=true in their configuration (never with a client-id)"
             )
-        return self._virtual if self._workers() else []
+        return self.simulated if self.workers() else []
 
-    def sample_size(self, *, fraction: float, minimum: int) -> tuple[int, int]:
-        """Return the size of a sample, and of the population that it is drawn from."""
-        population = len(self.clients() if self.met else self._connected)
-        return max(math.floor(population * fraction + 1e-9), minimum), population
-
-    def sample(
-        self,
-        seed: int | str,
-        purpose: tuple[str | int, ...],
-        *,
-        fraction: float,
-        minimum: int,
-        busy: Collection[int] = (),
-        without: Collection[str] = (),
-    ) -> dict[int, list[str]]:
-        """Draw clients without replacement.
-
-        Every client has a place in a random order that depends on the seed, the purpose and its
-        identity alone; the first ones that are there are taken. So who is absent changes no more
-        than that somebody else comes in for it.
-
-        Parameters
-        ----------
-        seed : int or str
-            Root seed of the experiment.
-        purpose : tuple
-            What is drawn, e.g. ``("train", server_round)``.
-        fraction : float
-            Fraction of the clients that are connected, rounded down.
-        minimum : int
-            At least so many. If nodes left and fewer clients remain, all of them are taken.
-        busy : collection of int
-            Nodes that still owe an answer and are not asked.
-        without : collection of str
-            Clients that are not asked either; a node without a name goes by ``node-`` and its id.
-
-        Returns
-        -------
-        dict
-            For each node the clients that it runs. Simulated clients are shared out evenly; one
-            that left something on its node keeps it while the node is connected. Nodes that have
-            not said who they are run the client "".
-
-        Raises
-        ------
-        InvalidParameterError
-            If more are to be drawn than there ever were.
-        """
-        population: Sequence[str | int] = self.clients() if self.met else self._connected
-        size, _ = self.sample_size(fraction=fraction, minimum=minimum)
-        self._most = max(self._most, len(population))
-        check_integer("clients per round", size, minimum=0, maximum=self._most)
-        if size > len(population):
-            logger.warning("%d clients to draw, %d are left", size, len(population))
-        chosen: list[str | int] = []
-        there = self._there(busy)
-        for index in self._order(population, derive_seed(seed, "sample", *purpose)):
-            if len(chosen) == size:
-                break
-            who = population[index]
-            name = f"node-{who}" if isinstance(who, int) else who
-            if name not in without and there(who):
-                chosen.append(who)
-        return self._assigned(chosen, busy)
-
-    def draw(
-        self,
-        seed: int | str,
-        purpose: tuple[str | int, ...],
-        *,
-        fraction: float,
-        minimum: int,
-        shares: Mapping[str, float] | None = None,
-        busy: Collection[int] = (),
-    ) -> tuple[dict[int, list[str]], dict[str, int]]:
-        """Draw clients with replacement.
-
-        In every draw each client has a random time that depends on the seed, the purpose and its
-        identity alone, exponential with its share as rate; the first one is drawn. So who is absent
-        changes no more than that somebody else comes in for it.
-
-        Parameters
-        ----------
-        seed, purpose, fraction, minimum, busy
-            As in `sample`; the fraction is that of the draws.
-        shares : dict, optional
-            How often each client is to be drawn, relative to the others; by default all alike.
-            Clients without a share are not drawn.
-
-        Returns
-        -------
-        assigned : dict
-            For each node the clients that it runs.
-        draws : dict
-            How often each of them was drawn.
-        """
-        size, _ = self.sample_size(fraction=fraction, minimum=minimum)
-        is_there = self._there(busy)
-        there = [
-            client
-            for client in self.clients()
-            if is_there(client) and (shares is None or client in shares)
-        ]
-        rates = [1.0 if shares is None else shares[client] for client in there]
-        draws: Counter[str] = Counter()
-        if there and size:
-            times = np.array(
-                [
-                    stream(seed, "draw", *purpose, client).exponential(size=size) / rate
-                    for client, rate in zip(there, rates, strict=True)
-                ]
-            )
-            draws.update(there[first] for first in times.argmin(axis=0))
-        return self._assigned(draws, busy), dict(draws)
-
-    def release(self, clients: Iterable[str]) -> None:
-        """Let simulated clients run on other nodes, as they have no state on their last one."""
-        self._free.update(clients)
-
-    def _order(self, population: Sequence[str | int], seed: int) -> list[int]:
-        """Return the indices of a population in a random order."""
-        prints = self._fingerprints if population is self._virtual else fingerprints(population)
-        order: list[int] = np.argsort(places(seed, prints), kind="stable").tolist()
-        return order
-
-    def _there(self, busy: Collection[int]) -> Callable[[str | int], bool]:
-        """Return a test whether a client is available: no node has an open request for it."""
-        if not self.cohorts:
-            return lambda who: (who if isinstance(who, int) else self._nodes[who]) not in busy
-        idle = any(self._nodes[worker] not in busy for worker in self._workers())
-
-        def there(who: str | int) -> bool:
-            seat = self._seats.get(str(who))
-            return idle and (seat not in self._nodes or self._nodes[seat] not in busy)
-
-        return there
-
-    def _assigned(
-        self, chosen: Collection[str | int], busy: Collection[int]
-    ) -> dict[int, list[str]]:
-        """Return the chosen clients by the node that runs them."""
-        if not self.cohorts:
-            return _by_node(
-                (who, "") if isinstance(who, int) else (self._nodes[who], who) for who in chosen
-            )
-        load = {worker: 0 for worker in self._workers() if self._nodes[worker] not in busy}
-        most = math.ceil(len(chosen) / max(1, len(load)))
-        clients = sorted(map(str, chosen), key=lambda c: (self._may_move(c), len(c), c))
-        for client in clients:  # first those who must stay
-            seat = self._seats.get(client)
-            if seat not in load:
-                seat = min(load, key=lambda worker: (load[worker], worker))
-            elif self._may_move(client) and load[seat] >= most:
-                # What it keeps in files lies where the nodes that share its folder find it.
-                others = [worker for worker in load if self._storage(worker) == self._storage(seat)]
-                seat = min(others, key=lambda worker: (load[worker], worker))
-            self._seats[client] = seat
-            load[seat] += 1
-        self._free.difference_update(clients)
-        return _by_node((self._nodes[self._seats[client]], client) for client in clients)
-
-    def _may_move(self, client: str) -> bool:
-        return client in self._free or client not in self._seats
-
-    def _storage(self, worker: str) -> Any:
-        return self.introductions[worker].get("storage")
-
-    def _workers(self) -> list[str]:
-        return sorted(c for c in self._nodes if self.introductions[c].get("plays") == "any")
+    def workers(self) -> list[str]:
+        """Return the nodes that run the clients that a server names."""
+        return sorted(c for c in self.nodes if self.introductions[c].get("plays") == "any")
 
 
 def _few(conflicts: Sequence[str]) -> str:
@@ -430,10 +273,3 @@ def _few(conflicts: Sequence[str]) -> str:
 def _refusals(logs: Iterable[RequestLog]) -> str:
     counts: Counter[str] = sum((request_log.refused for request_log in logs), Counter())
     return ", ".join(f"{count} x {reason}" for reason, count in counts.items()) or "no reply"
-
-
-def _by_node(chosen: Iterable[tuple[int, str]]) -> dict[int, list[str]]:
-    assigned: dict[int, list[str]] = {}
-    for node, client in sorted(chosen, key=lambda entry: (len(entry[1]), entry[1], entry[0])):
-        assigned.setdefault(node, []).append(client)
-    return assigned

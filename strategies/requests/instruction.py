@@ -7,6 +7,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import RECORD, Fields
 
@@ -60,6 +61,9 @@ class Instruction:
     failed_sigma : callable, optional
         Where it is counted how many trainings failed (`flwr_privacy.privacy.failures`): from
         clients to the standard deviation of the count in a sum of their answers.
+    forecast : callable, optional
+        From the number of clients in a round to what the noise leaves of the training. By default
+        there is no noise, or nothing to compare it with.
     finish : callable, optional
         From what was released to the arrays of the new model, in `aggregate_train`. By default the
         mean. A program that calls `ask` makes the model by itself.
@@ -79,6 +83,7 @@ class Instruction:
     again: bool = False
     released: Callable[[WeightedMean | None], WeightedMean | None] = lambda mean: mean
     failed_sigma: Callable[[Collection[str]], float] | None = None
+    forecast: Callable[[int], Forecast] | None = None
     finish: Callable[[WeightedMean], Arrays] = lambda mean: mean.finish()
 
     def costs(self, clients: set[str]) -> dict[Charge, set[str]]:

@@ -25,6 +25,7 @@ from .exchange import persistent_exchange
 from .federation import Federation
 from .pulling import let_go, pull
 from .request_log import RequestLog
+from .sampling import Sampler
 from .tally import Tally
 
 __all__ = ["Assigned", "Messenger", "only"]
@@ -64,6 +65,8 @@ class Messenger:
 
     Attributes
     ----------
+    sampler : Sampler
+        Draws the clients.
     timeout : float
         Real seconds that any exchange may take.
     recorded : bool
@@ -87,6 +90,7 @@ class Messenger:
         untimed: Collection[str] = (EVALUATE,),
     ) -> None:
         self.federation = federation
+        self.sampler = Sampler(federation)
         self.timeout = _FOREVER
         self.recorded = False
         self.virtual_seconds = 0.0
@@ -148,7 +152,7 @@ class Messenger:
             self.federation.wait(grid, self.timeout)
         if not self.recorded:
             self._release()
-        return self.federation.sample(
+        return self.sampler.sample(
             self._experiment.seed,
             (phase, server_round),
             fraction=fraction,
@@ -174,7 +178,7 @@ class Messenger:
         """
         if not self.recorded:
             self._release()
-        return self.federation.draw(
+        return self.sampler.draw(
             self._experiment.seed,
             (phase, server_round, attempt),
             fraction=fraction,
@@ -243,6 +247,32 @@ class Messenger:
         quorum : int, optional
             Number of used replies after which the exchange ends.
         """
+        request_log = self.opened(server_round, phase, assigned, summed=summed, quorum=quorum)
+        header = request_log.header
+        shared = RecordDict({**content, RECORD: ConfigRecord(header.write(fields))})
+        messages = messages_of(
+            request_log,
+            shared,
+            own=own or {},
+            groups=groups or {},
+            of_group=of_group or {},
+            clients=self.federation.virtual_clients or 0,
+            weighted_by=self._weighted_by,
+        )
+        if large:
+            request_log.largest = self._max_reply_bytes
+        return messages
+
+    def opened(
+        self,
+        server_round: int,
+        phase: str,
+        assigned: Assigned,
+        *,
+        summed: bool = False,
+        quorum: int | None = None,
+    ) -> RequestLog:
+        """Return the log of a new request; its parameters are those of `ask`."""
         header = self._header(phase, server_round)
         late, virtual_seconds = self._late(header, assigned, quorum)
         request_log = self._logs[phase] = RequestLog(
@@ -257,19 +287,7 @@ class Messenger:
         )
         if self.recorded:
             self._tally.add(request_log)
-        shared = RecordDict({**content, RECORD: ConfigRecord(header.write(fields))})
-        messages = messages_of(
-            request_log,
-            shared,
-            own=own or {},
-            groups=groups or {},
-            of_group=of_group or {},
-            clients=self.federation.virtual_clients or 0,
-            weighted_by=self._weighted_by,
-        )
-        if large:
-            request_log.largest = self._max_reply_bytes
-        return messages
+        return request_log
 
     def exchange(self, grid: Grid, messages: Iterable[Message], *, phase: str) -> Iterator[Message]:
         """Send the messages of a phase; yield replies until quorum or deadline.
@@ -296,8 +314,7 @@ class Messenger:
                 left_open=left_open,
             )
         finally:  # also when whoever reads has had enough
-            if not request_log.cohorts:
-                self.federation.leave_out(request_log.newest_garbage())
+            self.federation.count_garbage(request_log.newest_garbage())
             self._open |= {
                 message: (request_log, node, expires) for message, node in left_open.items()
             }
@@ -345,7 +362,7 @@ class Messenger:
         Between rounds: the next one may be prepared in one exchange with the end of this one.
         """
         for request_log in self._logs.values():
-            self.federation.release(request_log.free)
+            self.sampler.release(request_log.free)
             request_log.free = set()
 
     def _busy(self, grid: Grid) -> set[int]:
@@ -355,8 +372,7 @@ class Messenger:
                 del self._open[message_id]
                 if self._tally.add_late(request_log, reply):
                     self._came_late.append((request_log, request_log.addressed(node)))
-                if not request_log.cohorts:
-                    self.federation.leave_out(request_log.newest_garbage())
+                self.federation.count_garbage(request_log.newest_garbage())
         now = time.monotonic()
         given_up = [key for key, (_, _, expires) in self._open.items() if expires <= now]
         let_go(grid, given_up, for_good=True)

@@ -25,6 +25,7 @@ from flwr_privacy.wire.message import (
     DECLINED_CODE,
     FAILED_CODE,
     RECORD,
+    UNOPENED_CODE,
     Fields,
     Header,
     payload_bytes,
@@ -195,6 +196,9 @@ class RequestLog:
     garbage: Counter[int] = field(
         default_factory=Counter
     )  # replies by node that no app of ours sends
+    unopened: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # dealers, by the client that says that it cannot open their shares
     free: set[str] = field(default_factory=set)  # of a cohort: who left nothing on its node
     spoke: set[int] = field(default_factory=set)  # nodes that were there, whatever they said
     asked_again: set[int] = field(default_factory=set)  # nodes that said nothing the first time
@@ -308,6 +312,9 @@ class RequestLog:
         if message.has_error():
             text = message.error.reason or f"code {message.error.code}"
             reason = _REASON_OF_CODE.get(message.error.code, "error")
+            if message.error.code == UNOPENED_CODE and not self.cohorts:
+                self.unopened |= dict.fromkeys(self.asked.get(node, []), text.split())
+                text = f"it cannot open the shares of clients {text}"
             # Who is asked again may have answered before, and refuses to do so twice.
             if reason in _NOTHING_RELEASED and node not in self.asked_again:
                 self._silent.update(self.addressed(node))

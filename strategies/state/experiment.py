@@ -104,7 +104,7 @@ class Experiment:
             folder shows, or a file of the folder cannot be read.
         InvalidParameterError
             If the experiment begins and the folder has a checkpoint already, or one of its files
-            is a folder.
+            is a folder, or the folder may not be searched.
         """
         self._check_files()
         if not self._resume or self.run_dir is None:
@@ -124,12 +124,17 @@ class Experiment:
         return state
 
     def _check_files(self) -> None:
-        """Raise InvalidParameterError if a file that the run writes is a folder."""
+        """Raise InvalidParameterError if a file that the run writes is a folder or out of reach."""
         if self.run_dir is None:
             return
         for name in (CHECKPOINT, CARD, CARD_PAGE, METRICS, ASKED):
-            if (self.run_dir / name).is_dir():
-                allowed = f"a folder in which {name} is a file, if it is there"
+            allowed = f"a folder in which {name} is a file, if it is there"
+            try:
+                is_folder = (self.run_dir / name).is_dir()
+            except OSError as error:
+                allowed = f"a folder in which this user may use {name} ({error.strerror})"
+                raise InvalidParameterError("run_dir", str(self.run_dir), allowed) from error
+            if is_folder:
                 raise InvalidParameterError("run_dir", str(self.run_dir), allowed)
 
     def _begin_anew(self) -> None:

@@ -129,10 +129,10 @@ class SumExchanges:
             except (ReplyRefusedError, ProtocolError) as error:
                 request_log.withdraw(reply, _refusal(error))
 
-    def count_garbage(self, assigned: Assigned) -> None:
-        """Count a reply of each node as one that no app of ours sends, see `Federation`."""
-        if not self._messenger.federation.cohorts:  # those are one operator's own nodes
-            self._messenger.federation.leave_out(dict.fromkeys(assigned, 1))
+    def leave_out(self, reasons: Mapping[str, str]) -> None:
+        """Leave clients out of the run, each for a reason."""
+        for client, why in reasons.items():
+            self._messenger.federation.leave_out(client, why)
 
     def _take_key(self, reply: ClientReply | PartialSum) -> None:
         record = _record(reply, DEAL)

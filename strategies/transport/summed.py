@@ -21,6 +21,7 @@ from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds, MaskedSum, NotOpenedError, SecureSum, Session
+from flwr_privacy.secure_sum.conflicts import Conflict, apart, liars
 from flwr_privacy.secure_sum.graph import rosters
 from flwr_privacy.secure_sum.masked import vector_size
 from flwr_privacy.secure_sum.messages import JOIN, OWN
@@ -118,6 +119,7 @@ class Summed:
         self._grid: Grid | None = None  # of the round that was prepared
         self._now: Dealing | None = None
         self._next: Dealing | None = None
+        self._conflicts: set[Conflict] = set()
         self._summed = 0
 
     def prepare(self, grid: Grid, server_round: int) -> None:
@@ -207,17 +209,19 @@ class Summed:
         """Open the sum into the scheme's accumulator; return an empty one if that fails."""
         if not isinstance(heard, MaskedSum):
             return heard
-        empty = instruction.accumulator()
-        if heard.weight == 0:
-            return empty
+        session, _ = self._current()
+        for client, dealers in request_log.unopened.items():
+            session.take_accusation(client, dealers)
+        mean = instruction.accumulator()
         asked, request_log.question = request_log.question, RecordDict()  # it holds a model
-        try:
-            mean = self._open(heard, empty, request_digest(asked, without=OWN), instruction.again)
-        except NotOpenedError as error:
-            logger.warning("%s", error)
-            self._count_false_dealers(request_log)
-            return empty
-        mean.merge_metrics(heard)
+        if heard.weight:
+            try:
+                digest = request_digest(asked, without=OWN)
+                mean = self._open(heard, mean, digest, instruction.again)
+                mean.merge_metrics(heard)
+            except NotOpenedError as error:
+                logger.warning("%s", error)
+        self._take_conflicts(session)
         return mean
 
     def go_on(self) -> None:
@@ -307,14 +311,20 @@ class Summed:
         self._summed = len(survivors)
         return opened_mean(empty, values, survivors, session.bounds)
 
-    def _count_false_dealers(self, request_log: RequestLog) -> None:
-        session, assigned = self._current()
-        false = session.false_dealers()
-        for dealer, why in false.items():
-            request_log.refuse("malformed", f"client {dealer}: {why}")
-        self._exchanges.count_garbage(only(assigned, false))
-        if false and self._next is not None and self._next.session.step == 0:
-            self._next = None  # drawn anew, as some of its clients may be left out from now on
+    def _take_conflicts(self, session: Session) -> None:
+        """Leave out liars, and have the next clients drawn anew if there are new conflicts."""
+        found = session.conflicts - self._conflicts
+        if not found and not session.misfits:
+            return
+        for one, other in sorted(map(sorted, found)):
+            logger.warning("clients %s and %s contradict each other about a share", one, other)
+        why = f"it contradicts more than {session.liars} others about shares of a secure sum"
+        false = dict.fromkeys(liars(session.conflicts, session.liars), why) | session.misfits
+        self._exchanges.leave_out(false)
+        both = self._conflicts | found
+        self._conflicts = {pair for pair in both if not pair & false.keys()}
+        if self._next is not None and self._next.session.step == 0:
+            self._next = None
 
     def _connected(self) -> Grid:
         if self._grid is None:
@@ -342,14 +352,17 @@ class Summed:
         return Dealing(following_step, only(assigned, set(survivors)))
 
     def _new_session(self, grid: Grid, server_round: int) -> Dealing:
-        drawn = self._draw(grid, server_round)
-        assigned = only(drawn, set(self._exchanges.keys))
+        drawn, seed = self._draw(grid, server_round), self._experiment.seed
+        known = set(names_in(drawn)).intersection(self._exchanges.keys)
+        together = apart(known, self._conflicts, seed=seed, server_round=server_round)
+        assigned = only(drawn, together)
         asked, cohort = names_in(drawn), names_in(assigned)
         none = f"there is no sum of round {server_round}"
-        first, seed = not self._guarantee.least, self._experiment.seed
+        first = not self._guarantee.least
         try:
             bounds = self._bounds_of(asked, server_round)
-            _, threshold, colluders = self._settings.quorum_of(len(asked))
+            threshold = self._settings.threshold_of(len(asked))
+            most = self._settings.liars_of(len(asked))
         except InvalidParameterError as error:
             if first:
                 raise
@@ -359,8 +372,8 @@ class Summed:
             rosters(asked, self._settings, seed=seed, server_round=server_round)
         if len(cohort) < threshold:
             raise NotOpenedError(
-                f"{none}: {len(cohort)} of at least {threshold} clients have a key, "
-                f"{threshold - len(cohort)} are missing"
+                f"{none}: {len(cohort)} of at least {threshold} clients have a key and do not "
+                f"contradict each other, {threshold - len(cohort)} are missing"
             )
         try:
             graph = rosters(
@@ -376,7 +389,7 @@ class Summed:
             keys=self._exchanges.keys,
             threshold=threshold,
             bounds=bounds,
-            colluders=colluders,
+            liars=most,
         )
         return Dealing(session, assigned)
 

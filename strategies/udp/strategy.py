@@ -376,7 +376,7 @@ class UDP(SchemeStrategy):
     def _begun(self) -> UDPPlan:
         """Return the plan; it is made once the number of clients is known."""
         if self.plan is None:
-            asked, population = self.federation.sample_size(
+            asked, population = self.messenger.sampler.sample_size(
                 fraction=self.fraction_train, minimum=self.min_train_nodes
             )
             if asked == 0:

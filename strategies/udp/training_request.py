@@ -6,11 +6,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from flwr_privacy.accounting import Charge
 from flwr_privacy.privacy.card import CardRelease
+from flwr_privacy.privacy.forecast import Forecast
+from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.strategies.participants import Participants
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
 from flwr_privacy.udp import UDPPlan, UDPTerms
+from flwr_privacy.udp.sensitivity import RECORD_UNIT
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import TRAIN
@@ -79,6 +84,10 @@ def training_request(
     def failed_sigma(clients: Collection[str]) -> float:
         return math.hypot(*(own_terms.get(c, terms).failed_sigma() for c in clients))
 
+    def forecast(asked: int) -> Forecast:
+        weights = sum(np.size(template[n]) for n in released_names(template, terms.keep_back))
+        return forecast_of(terms, weights=weights, clients=asked, rounds=plan.pace.planned)
+
     return terms, Instruction(
         fields=records.write(terms),
         own=to_each({c: {name: f[name] for name in _OWN} for c, f in written.items()}),
@@ -87,4 +96,21 @@ def training_request(
         charged=participants.charged,
         failed_sigma=failed_sigma if terms.count_failed else None,
         hidden=participants.secret,
+        forecast=forecast if terms.noise_multiplier else None,
     )
+
+
+def forecast_of(terms: UDPTerms, *, weights: int, clients: int, rounds: int) -> Forecast:
+    """Return what the noise of some terms leaves of a training."""
+    forecast = Forecast(
+        ratio=terms.noise_ratio(clients),
+        weights=weights,
+        clients=clients,
+        rounds=rounds,
+        own_noise=not terms.parties,
+        per_record=terms.unit == RECORD_UNIT,
+        remedies=() if terms.unit == RECORD_UNIT else ("RecordLevel",),
+    )
+    if forecast.own_noise and forecast.learns <= math.sqrt(clients):
+        return replace(forecast, remedies=(*forecast.remedies, "shared_noise=True"))
+    return forecast

@@ -1,6 +1,7 @@
 """Enrols clients that own columns of the same rows, and sends requests to all of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.fedvs.clock import Seconds
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.options import ColumnFeatures
@@ -39,6 +41,7 @@ class ColumnOwners(SchemeStrategy):
     parties: int | None
     batch_size: int
     _delays: dict[str, Any] | None
+    counted: Seconds | None
 
     def taken(self, phase: str, reply: ClientReply) -> Any:
         """Return the part of a reply that is kept.
@@ -119,12 +122,26 @@ class ColumnOwners(SchemeStrategy):
             raise ProtocolError(f"clients {missing} are not there, or still owe an answer")
 
     def simulate_delays(self, partitions: int = 1) -> None:
-        """Begin to simulate the delays of the members, if that was asked for."""
-        if self._delays is not None:
-            batch: dict[str, Any] = {"batch_size": self.batch_size, "K": partitions}
-            self.messenger.stragglers = HalfSlow(
-                clients=tuple(self.members), **{**batch, **self._delays}
-            )
+        """Begin to simulate the delays of the members, if that was asked for.
+
+        They take time for computing and messages too, unless the user has said how much.
+        """
+        if self._delays is None:
+            return
+        usual = {
+            "clients": tuple(self.members),
+            "batch_size": self.batch_size,
+            "K": partitions,
+        }
+        delays = HalfSlow(**{**usual, **self._delays})
+        if delays.counted:
+            self.counted = own = self.seconds(delays)
+            delays = replace(delays, share_seconds=own.share, upload_seconds=own.upload)
+        self.messenger.stragglers = delays
+
+    def seconds(self, delays: HalfSlow) -> Seconds:
+        """Return the seconds that clients take for computing and messages."""
+        raise NotImplementedError
 
     def ask_all(
         self,

@@ -18,7 +18,9 @@ from flwr_privacy.errors import (
     ProtocolError,
     check_choice,
 )
+from flwr_privacy.fedvs.clock import Seconds, coded_seconds
 from flwr_privacy.fedvs.data import TRAIN_PART
+from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.guarantee import guarantee_of
 from flwr_privacy.fedvs.options import LagrangeCoding, Quantisation
 from flwr_privacy.fedvs.rows import Segments
@@ -82,7 +84,8 @@ class DataCoding(VerticalStrategy):
         """
         if self.terms is None:
             self._code(grid, 0)
-        self.simulate_delays(self._agreed().partitions)
+        else:
+            self.simulate_delays(self.terms.partitions)
         self.announce()
 
     def refresh(self, grid: Grid, server_round: int | None = None) -> None:
@@ -98,6 +101,12 @@ class DataCoding(VerticalStrategy):
         """
         self._code(grid, self.planned_rounds or 0 if server_round is None else server_round)
 
+    def seconds(self, delays: HalfSlow) -> Seconds:
+        """Return the seconds that clients take for computing and messages."""
+        terms = self._agreed()
+        b = min(self.rows_of(terms, TRAIN_PART), terms.segments(TRAIN_PART).length)
+        return coded_seconds(terms, b=b, delays=delays)
+
     def _code(self, grid: Grid, server_round: int) -> None:
         generation = secrets.token_hex(16)
         self._enrolled = self.enrol(grid, server_round, generation=generation)
@@ -106,6 +115,14 @@ class DataCoding(VerticalStrategy):
         terms.check()
         for part in terms.parts:
             terms.check_batch(min(self.rows_of(terms, part), terms.segments(part).length))
+        self._share_rows(grid, server_round, terms)
+        self.terms, self._stale = terms, False
+        self.simulate_delays(terms.partitions)
+        if self.counted is not None:
+            self.messenger.virtual_seconds += self.counted.setup
+
+    def _share_rows(self, grid: Grid, server_round: int, terms: CodeTerms) -> None:
+        """Have every client deal shares of its rows to all others, chunk by chunk."""
         record = records.write(terms)
         passing: dict[str, NDArray[np.uint8]] = {}
         for chunk in [*self._chunks(terms), Chunk(part=TRAIN_PART, first=0, count=0)]:
@@ -142,7 +159,6 @@ class DataCoding(VerticalStrategy):
             for client in fresh:
                 logger.warning("client %s has lost its weights and begins with new ones", client)
             self._numbers["restarted"] = len(fresh)
-        self.terms, self._stale = terms, False
 
     def _new_terms(self, generation: str) -> CodeTerms:
         told = [self._enrolled[name] for name in self.members]

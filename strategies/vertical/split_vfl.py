@@ -19,8 +19,10 @@ from flwr_privacy.errors import (
     NotEnoughSharesError,
     ProtocolError,
 )
+from flwr_privacy.fedvs.clock import Seconds, plain_seconds
 from flwr_privacy.fedvs.data import TRAIN_PART
 from flwr_privacy.fedvs.delays import HalfSlow
+from flwr_privacy.fedvs.network import expanded_width
 from flwr_privacy.fedvs.options import VAFL, IgnoreStragglers, WaitForAll, WaitNoised
 from flwr_privacy.fedvs.rows import batch_of
 from flwr_privacy.fedvs.split_vfl import EmbeddingRequest
@@ -131,6 +133,15 @@ class SplitVFL(VerticalStrategy):
             raise ProtocolError(f"the setup failed: clients {missing} sent no embeddings")
         delays, seed = self.messenger.stragglers, self.experiment.seed
         self._arrivals = Arrivals(self.members, delays, seed=seed)
+
+    def seconds(self, delays: HalfSlow) -> Seconds:
+        """Return the seconds that clients take for computing and messages."""
+        widths = {
+            client: expanded_width(told.columns, self._order, bias=self.data.bias)
+            for client, told in self._enrolled.items()
+        }
+        batch = min(self.batch_size, self._rows(TRAIN_PART))
+        return plain_seconds(widths, batch=batch, h=self.embedding, delays=delays)
 
     # -- A round -----------------------------------------------------------------------------
 
@@ -328,7 +339,6 @@ class SplitVFL(VerticalStrategy):
     # -- Parts -------------------------------------------------------------------------------
 
     def _fields(self, part: str, rows: list[int], owed: Pending | None, *, update: int) -> Fields:
-        order = self.data.order
         noise = self.method if isinstance(self.method, WaitNoised) else None
         step = EmbeddingRequest(
             training=self._training,
@@ -340,7 +350,7 @@ class SplitVFL(VerticalStrategy):
             divisor=1 if owed is None or not self._mean else len(owed.clients),
             part=part,
             rows=rows,
-            order=order if isinstance(order, int) else min(order.values()),
+            order=self._order,
             bias=self.data.bias,
             x_max=self.data.x_max,
             embedding=self.embedding,
@@ -352,6 +362,11 @@ class SplitVFL(VerticalStrategy):
 
     def _content(self, owed: Pending | None) -> RecordDict:
         return RecordDict() if owed is None else arrays_message({GRADIENT: owed.gradient})
+
+    @property
+    def _order(self) -> int:
+        order = self.data.order
+        return order if isinstance(order, int) else min(order.values())
 
     @property
     def _gradients(self) -> dict[str, int]:

@@ -83,7 +83,8 @@ class VerticalStrategy(ColumnOwners):
         How many clients there must be; by default as many as there are.
     delays : bool or dict, default False
         Whether the clients' delays are simulated as in the paper: parameters of
-        `flwr_privacy.fedvs.delays.HalfSlow`. Other laws are `stragglers`.
+        `flwr_privacy.fedvs.delays.HalfSlow`. What clients compute and send takes them time, too.
+        Other laws are `stragglers`.
 
     Raises
     ------
@@ -142,7 +143,10 @@ class VerticalStrategy(ColumnOwners):
         if self.delays is not False:
             if self.loop.stragglers is not None:
                 raise InvalidParameterError("delays", self.delays, "false with other stragglers")
-            HalfSlow(clients=("0", "1"), **table)  # which checks the table
+            # It checks the table, but for what depends on the clients: they are not known yet.
+            later = [key for key, own in table.items() if isinstance(own, Mapping)]
+            later = [] if "clients" in table else [*later, "stragglers"]
+            HalfSlow(**{"clients": ("0", "1"), **table, **dict.fromkeys(later)})
         self._delays = None if self.delays is False else table
         super().__post_init__()
         self.fraction_evaluate = 0.0  # the strategy evaluates by itself
@@ -153,6 +157,7 @@ class VerticalStrategy(ColumnOwners):
         self._enrolled: dict[str, Enrolled] = {}
         self._pending: Pending | None = None
         self._updates = 0  # gradients so far
+        self.counted = None  # the seconds of computing and messages, where they take time
         self._numbers: dict[str, float] = {}
         self._training = secrets.token_hex(16)  # two trainings of one name have other weights
         self._session = secrets.token_hex(16)  # and only another run may go a gradient back

@@ -255,6 +255,12 @@ BAD: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "infinite to be clipped": ([[math.inf]], [[0.0]], {"excess": "clip"}, "not finite"),
     "two ones": ([[0.0]], [[1.0, 1.0]], {"one_hot": True}, "Y = 'another row'"),
     "no one": ([[0.0]], [[0.0, 0.0]], {"one_hot": True}, "Y = 'another row'"),
+    "one row of two": (
+        [[0.0]] * 2,
+        [[0.0, 1.0], [1.0, 1.0]],
+        {"one_hot": True},
+        "Y = 'another row'",
+    ),
     "soft labels": ([[0.0]], [[SECRET, 1 - SECRET]], {"one_hot": True}, "Y = 'another row'"),
     "a minus": ([[0.0]], [[1.0, 1.0, -1.0]], {"one_hot": True}, "Y = 'another row'"),
     "no records": (np.empty((0, 3)), np.empty((0, 1)), {}, "X = 'another kind of array'"),

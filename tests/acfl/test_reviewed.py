@@ -164,6 +164,27 @@ def test_who_comes_later_changes_the_step_and_the_share_and_not_what_was_seen() 
     assert [line["straggler_rate"] for line in lines] == pytest.approx([1 / 4, 1 / 8])
 
 
+def test_the_noise_of_who_comes_later_is_in_what_the_server_expects() -> None:
+    """SCFL's gradient is less N s W, and N counts those that were set up in a round."""
+    nodes, models, s = Nodes(comes={1: 4}), [], 0.3
+    options = {"noise": "variances", "sigma1_sq": s, "encoding": "scfl", "max_records": 20}
+    strategy = make(ACFL, **options, alpha=0.5, straggler_rate=0.0, learning_rate=0.01)
+    keep = keep_models(models)
+
+    def after(server_round: int, arrays: Any) -> None:
+        keep(server_round, arrays)
+        nodes.after(server_round, arrays)
+
+    start = np.full((FEATURES, LABELS), 0.5)
+    result = run(strategy, start=start, num_rounds=2, before=nodes.before, evaluate_fn=after)
+    assert [line["scheme"]["members"] for line in result.history[1:]] == [4, 5]
+    assert strategy.members == list("01234")
+    W, (X, Y) = models[1], strategy.coded
+    coded = X.T @ (X @ W - Y) / FEATURES - 5 * s * W
+    total = 0.5 * coded + 0.5 * sum(gradients(W, range(5)))
+    np.testing.assert_allclose(models[2], W - 0.01 * total, rtol=1e-9)
+
+
 # -- Rates of each, and who is asked -------------------------------------------------------------
 
 

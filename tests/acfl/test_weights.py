@@ -241,6 +241,15 @@ def test_what_is_no_probability_or_energy_is_refused(
         stable_weights(p, beta2, D, gradient_noise=noise)
 
 
+@pytest.mark.parametrize(
+    "change", [{"C2": -1.0}, {"s1": -0.1}, {"s2": -0.1}, {"d": 0}, {"o": 0}], ids=str
+)
+def test_an_energy_of_no_noise_or_of_no_data_is_refused(change: dict[str, Any]) -> None:
+    name, value = next(iter(change.items()))
+    with pytest.raises(InvalidParameterError, match=f"{name} = {value}: expected"):
+        coded_energy(**{"C2": 0.5, "s1": 0.5, "s2": 0.2, "d": 2, "o": 1, **change})
+
+
 # The other weights
 
 

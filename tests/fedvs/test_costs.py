@@ -7,9 +7,9 @@ from flwr_privacy.coding.field import PrimeField
 from flwr_privacy.coding.lagrange import LagrangeCode
 from flwr_privacy.coding.primes import largest_prime_below
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.fedvs.costs import Costs, cost_model
 from flwr_privacy.fedvs.sharing import data_shares, evaluate, weight_shares, zero_masks
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.research.fedvs.paper.costs import Costs, cost_model
 
 SEAL = 28  # bytes
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flwr_privacy.coding.thresholds import recovery_threshold
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.fedvs.clock import transfer_seconds
 from flwr_privacy.fedvs.delays import (
     HalfSlow,
     expected_order_statistic,
@@ -20,7 +21,7 @@ from flwr_privacy.fedvs.delays import (
     mean_delays,
     sharing_factor,
 )
-from flwr_privacy.simulations.research.fedvs.paper.conventions import conventions, transfer_seconds
+from flwr_privacy.simulations.research.fedvs.paper.conventions import conventions
 from flwr_privacy.stragglers import StragglerModel
 
 NAMES = tuple("abcde")
@@ -241,6 +242,14 @@ def test_draws_for_sharing_have_that_mean() -> None:
     assert abs(found.mean() - mean) < 4.5 * mean / math.sqrt(len(found))
 
 
+def test_clients_can_take_seconds_of_their_own() -> None:
+    own = dict(zip(NAMES, (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
+    delays = slow(scale=0.0, upload_seconds=own)
+    for client, seconds in own.items():
+        assert (times(delays, client, "train", 3) == seconds).all()
+        assert not times(delays, client, "weights", 3).any()
+
+
 def test_all_other_phases_take_no_time() -> None:
     delays = slow(share_seconds=1.0, upload_seconds=2.0)
     for phase in ("enrol", "code", "predict"):
@@ -304,6 +313,10 @@ def test_a_race_ends_with_its_quorum_or_deadline() -> None:
         ({"batch": "all"}, "delays.batch"),
         ({"log_base": "10"}, "delays.log_base"),
         ({"share_seconds": -1.0}, "delays.share_seconds"),
+        ({"upload_seconds": dict.fromkeys(NAMES, -1.0)}, "delays.upload_seconds"),
+        ({"upload_seconds": {"a": 1.0}}, "a number for every client"),
+        ({"bandwidth_mbps": 0.0}, "delays.bandwidth_mbps"),
+        ({"speed": 0.0}, "delays.speed"),
         ({"scale": math.nan}, "delays.scale"),
     ],
 )

@@ -21,12 +21,13 @@ from vertical import (
 
 from flwr_privacy.clients.vertical import coded_data, coded_round, sealed_shares
 from flwr_privacy.clients.vertical.columns import Owned, common_order
+from flwr_privacy.coding.lagrange import lagrange_basis
 from flwr_privacy.coding.packing import packed_bytes
 from flwr_privacy.errors import ProtocolError
+from flwr_privacy.fedvs.costs import cost_model
 from flwr_privacy.fedvs.rows import Segments
 from flwr_privacy.fedvs.terms import Chunk, CodeTerms
 from flwr_privacy.pipeline.step_store import StepStore
-from flwr_privacy.simulations.research.fedvs.paper.costs import cost_model
 from flwr_privacy.strategies.vertical.fedvs import CODE, DEAL
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.channel import Channel, KeyPair
@@ -389,6 +390,31 @@ def test_F14_what_K_plus_T_nodes_keep_opens_the_data_and_T_do_not(tmp_path: Path
     mean = stored["0"].mean() / p
     assert abs(mean - 0.5) < 4 / np.sqrt(12 * stored["0"].size)
     assert np.mean(stored["0"] == expected) < 0.001
+
+
+def test_a_pad_is_uniform_and_no_row_of_zeros(tmp_path: Path) -> None:
+    """What three nodes hold of 41 rows in two segments, with K = 2 and T = 1, opens it."""
+    circle = Circle(tmp_path, 5, partitions=2, least=5)
+    circle.code()
+    terms, (length, width) = circle.terms, (21, circle.terms.offsets[-1])
+    holders = (1, 2, 4)
+    stored = [
+        np.fromfile(path, "<u4").reshape(length, width).astype(object)
+        for holder in holders
+        for path in tmp_path.glob(f"{holder}.fedvs/*/*.coded")
+        if path.stat().st_size == 4 * length * width
+    ]
+    # Shares lie on a polynomial of degree K + T - 1 = 2: its value at the last segment's node.
+    points = [terms.code.points[holder] for holder in holders]
+    basis = lagrange_basis(points, [terms.code.nodes[1]], terms.prime)[0].tolist()
+    last = sum(row * factor for row, factor in zip(stored, basis, strict=True)) % terms.prime
+    pad = last[-1].astype(np.int64)
+    place = common_order(ROWS, "e", "train")
+    powers = [np.concatenate([X, X**2], axis=1)[place] for X in digits(5)[0]]
+    row = np.floor(np.concatenate(powers, axis=1)[-1] * 256 + 0.5)
+    np.testing.assert_array_equal(last[-2].astype(np.int64), row)  # the last one that is a row
+    assert len(set(pad.tolist())) == width
+    assert np.mean(pad > 2**20) > 0.95
 
 
 def test_F14_what_T_plus_1_nodes_get_in_a_round_opens_the_weights(

@@ -1,5 +1,6 @@
 """The rivals of FedVS on the same loop: what each waits for, and whom it gives gradients."""
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,11 +13,13 @@ from conformance import OwnClientConformance
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from grid_tap import tapped
+from vertical import ROWS, Wire, arrays_in
 
 from flwr_privacy.clients import split_vfl_client_app
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.fedvs.network import expand, initial_weights
 from flwr_privacy.fedvs.rows import batch_of, order
+from flwr_privacy.fedvs.split_vfl import noisy
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import Fault
@@ -108,6 +111,79 @@ def test_with_next_to_no_noise_wait_dp_is_wait() -> None:
     )
     far = model_of(noised.arrays)["A"] - model_of(result.arrays)["A"]
     assert np.abs(far).max() > 0.05
+
+
+def embeddings(**changes: Any) -> dict[str, np.ndarray]:
+    """Return what each client sends in the first round, in which a batch is all rows."""
+    wire = Wire()
+    vertical.train_split(CLIENTS, experiment_id="e", num_rounds=1, before=wire, **changes)
+    return {
+        client: arrays_in(message)["embedding"].astype(np.float64)
+        for client, message in wire.of(wire.said, "train")
+    }
+
+
+@pytest.mark.parametrize("clip", [None, 0.25])
+def test_the_noise_of_wait_dp_is_laplace_noise_of_the_spread_over_epsilon(
+    clip: float | None,
+) -> None:
+    """What clients send has it, not only the function that draws it."""
+    plain = embeddings(batch_size=ROWS)
+    noised = embeddings(batch_size=ROWS, method="wait-dp", epsilon=4.0, clip=clip)
+    sizes = []
+    for client, sent in noised.items():
+        own = plain[client] if clip is None else np.clip(plain[client], -clip, clip)
+        spread = np.ptp(own) if clip is None else 2 * clip
+        sizes.append(np.abs(sent - own).ravel() / (spread / 4.0))
+    found = np.concatenate(sizes)  # |Laplace| is exponential
+    assert abs(found.mean() - 1) < 4 / math.sqrt(len(found))
+    assert len(set(np.round(found, 6))) > 0.95 * len(found)
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_noise_has_the_law_that_its_name_says(scale: float) -> None:
+    embedding = np.zeros((400, 50))
+    embedding[0, 0] = 4.0 * scale  # the spread
+    random = SecureRandom.insecure(0, "test noise")
+    noise = (noisy(embedding, epsilon=4.0, clip=0.0, random=random) - embedding) / scale
+    n = noise.size
+    assert abs(noise.mean()) < 4.5 * math.sqrt(2 / n)
+    assert abs(np.abs(noise).mean() - 1) < 4.5 / math.sqrt(n)
+    for t in (0.5, 1.0, 3.0):
+        p = math.exp(-t)
+        assert abs((np.abs(noise) > t).mean() - p) < 4.5 * math.sqrt(p * (1 - p) / n)
+
+
+def test_vafl_takes_the_last_embeddings_of_the_others() -> None:
+    """By hand, from the embeddings that clients sent: their last ones of every row."""
+    wire, given = Wire(), _Given()
+    delays = _Fixed({"0": 1.0, "1": 1.6, "2": 2.7, "3": 10.0})
+    vertical.train_split(
+        CLIENTS, num_rounds=9, method="vafl", batch_size=ROWS, stragglers=delays,
+        server_model=given, before=wire,
+    )  # fmt: skip
+    kept = {
+        client: arrays_in(message)["embedding"] for client, message in wire.of(wire.said, "embed")
+        if message.content["flwr-privacy"]["round"] == 0
+    }  # fmt: skip
+    came = wire.of(wire.said, "train")
+    assert Counter(client for client, _ in came) == {"0": 5, "1": 3, "2": 1}
+    for (client, message), embedding in zip(came, given.embeddings, strict=True):
+        before, kept[client] = kept[client], arrays_in(message)["embedding"]
+        mean = np.mean([kept[name].astype(np.float64) for name in NAMES], axis=0)
+        np.testing.assert_allclose(embedding, mean, rtol=0, atol=1e-6)
+    assert np.abs(before - kept[client]).max() > 1e-3
+
+
+class _Given(vertical.LinearServerModel):
+    """A server model that keeps the embeddings of its steps."""
+
+    def __init__(self) -> None:
+        self.embeddings: list[np.ndarray] = []
+
+    def step(self, arrays: Any, embedding: np.ndarray, *more: Any) -> Any:
+        self.embeddings.append(embedding)
+        return super().step(arrays, embedding, *more)
 
 
 def test_a_masked_sum_is_that_of_wait_up_to_its_grid() -> None:

@@ -17,6 +17,8 @@ from apps import make, model_of, same
 from vertical import CLASSES, EMBEDDING, ROWS, TEST_ROWS, Wire, digits, late
 
 from flwr_privacy.clients import VerticalData
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.fedvs.costs import cost_model
 from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.network import initial_weights, project
 from flwr_privacy.fedvs.quantisation import round_stochastic
@@ -40,7 +42,7 @@ class Reference:
     ) -> None:
         train, _, labels, _ = digits(clients)
         self.N, self.K, self.lx, self.lw = clients, K, lx, lw
-        self.divisor = clients if mean else 1
+        self.mean = mean
         places = order(ROWS, derive_seed("e", "vertical rows", "train"))
         self.labels = labels[places]
         self.X = []
@@ -59,8 +61,10 @@ class Reference:
     def stream(self, purpose: str, client: int, phase: str, server_round: int) -> SecureRandom:
         return SecureRandom.insecure(INSECURE, purpose, str(client), "e", phase, server_round, 0)
 
-    def step(self, server_round: int, batch_size: int = 8) -> None:
-        """Make one step; see FedVS, Algorithm 1."""
+    def step(self, server_round: int, batch_size: int = 8, without: int | None = None) -> None:
+        """Make one step, of all clients or without one; see FedVS, Algorithm 1."""
+        there = [i for i in range(self.N) if i != without]
+        divisor = len(there) if self.mean else 1
         length = math.ceil(ROWS / self.K)
         coded = batch_of(
             length,
@@ -70,17 +74,17 @@ class Reference:
         )
         rows = [k * length + b for k in range(self.K) for b in coded if k * length + b < ROWS]
         total = np.zeros((len(rows), EMBEDDING), np.int64)
-        for i, (X, W) in enumerate(zip(self.X, self.W, strict=True)):
+        for i in there:
             rounded = round_stochastic(
-                W * 2.0**self.lw, self.stream("rounding", i, server.DEAL, server_round)
+                self.W[i] * 2.0**self.lw, self.stream("rounding", i, server.DEAL, server_round)
             )
-            total += X[rows] @ rounded
+            total += self.X[i][rows] @ rounded
         self.sums.append(total)
-        H = (total * 2.0 ** -(self.lx + self.lw) / self.divisor).astype(np.float32)
+        H = (total * 2.0 ** -(self.lx + self.lw) / divisor).astype(np.float32)
         self.arrays, gradient, _ = self.server_model.step(self.arrays, H, self.labels[rows], RATE)
-        for i, X in enumerate(self.X):
-            real = X[rows] * 2.0**-self.lx
-            moved = real.T @ gradient.astype(np.float64) / self.divisor
+        for i in there:
+            real = self.X[i][rows] * 2.0**-self.lx
+            moved = real.T @ gradient.astype(np.float64) / divisor
             self.W[i] = np.clip(self.W[i] - CLIENT_RATE * moved, -2.0, 2.0)
 
 
@@ -212,6 +216,32 @@ def test_F6_one_answer_too_few_skips_the_round_and_names_the_missing(
         np.testing.assert_allclose(own, reference.W[int(client)], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("mean", [True, False])
+def test_a_sum_without_a_client_is_divided_by_those_who_are_in_it(
+    mean: bool, tmp_path: Path
+) -> None:
+    """On the server, and by the clients that move by its gradient; the missing one does not."""
+    fault = Fault(kind="drop", client="2", phase=server.DEAL, server_round=2)
+    result = vertical.train(
+        num_rounds=3,
+        experiment_id="e",
+        evaluation="none",
+        aggregation="mean" if mean else "sum",
+        least_dealers=3,
+        deadline=1.0,
+        faults=[fault],
+        state=tmp_path,
+    )
+    assert [line["scheme"]["dealers"] for line in result.history[1:]] == [4, 3, 4]
+    reference = Reference(4, K=1, mean=mean)
+    for server_round, without in ((1, None), (2, 2), (3, None)):
+        reference.step(server_round, without=without)
+    for key, array in model_of(result.arrays).items():
+        np.testing.assert_array_equal(array, reference.arrays[key])
+    for client, own in vertical.weights(tmp_path).items():
+        np.testing.assert_allclose(own, reference.W[int(client)], rtol=1e-12, atol=1e-14)
+
+
 def test_F6_no_more_clients_than_stragglers_train_nothing() -> None:
     when = dict.fromkeys(range(1, 4), "012")
     result = vertical.train(num_rounds=3, stragglers=late(when), evaluation="none")
@@ -245,6 +275,42 @@ def test_F20_more_answers_take_longer_and_never_another_model() -> None:
     assert found[3, 1][0] == pytest.approx(found[1, 3][0])
     for T in (2, 3):  # batches depend on K, and on nothing else here
         assert same(found[1, 1][1].arrays, found[1, T][1].arrays)
+
+
+RATES = {"scale": 0.0, "bandwidth_mbps": 1.0, "speed": 1e6}
+
+
+def clock(**changes: Any) -> list[float]:
+    """Return the virtual seconds after the setup and each round, with no delay but the clients'."""
+    result = vertical.train(num_rounds=3, evaluation="none", **changes)
+    return [line["virtual_seconds"] for line in result.history]
+
+
+def test_the_clock_counts_products_and_bytes() -> None:
+    found = clock(delays=RATES)
+    # Six of 24 pixels each, and their squares. Three of the four clients deal zero masks.
+    costs = cost_model(N=4, K=1, T=1, rows=ROWS, widths=[12] * 4, h=EMBEDDING, b=8)
+    weights = costs.weights_bytes[0]
+    share = (3 * (weights + costs.mask_bytes) + 3 * (weights + costs.mask_bytes)) * 8e-6
+    share += (costs.weights_macs[0] + costs.mask_macs) * 1e-6
+    upload = costs.answer_bytes * 8e-6 + costs.answer_macs * 1e-6
+    back = 4 * 8 * EMBEDDING * 8e-6 + 8 * 12 * EMBEDDING * 1e-6
+    setup = costs.encode_macs[0] * 1e-6 + 2 * 3 * costs.data_bytes[0] * 8e-6
+    rounds = [share + upload + back] * 3
+    assert np.diff(found).tolist() == pytest.approx(rounds)
+    assert found[0] == pytest.approx(setup)
+
+
+@pytest.mark.parametrize("own", [{"share_seconds": 0.25}, {"upload_seconds": 0.25}])
+def test_the_users_own_seconds_are_all_that_is_counted(own: dict[str, float]) -> None:
+    assert clock(delays={**RATES, **own}) == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_the_number_of_stragglers_is_checked_when_the_clients_are_known() -> None:
+    late = {"stragglers": 3, "share_seconds": 0.0}
+    assert len(clock(delays=late)) == 4
+    with pytest.raises(InvalidParameterError, match="stragglers = 5"):
+        clock(delays={**late, "stragglers": 5})
 
 
 # -- Rows --------------------------------------------------------------------------------------

@@ -185,6 +185,19 @@ def test_a_node_on_the_way_up_hands_out_nothing_that_goes_into_the_average_above
     attack(DEEP, tmp_path, work, **PLAIN)
 
 
+def test_an_aggregator_with_two_trusted_parents_hands_its_average_to_neither(
+    tmp_path: Path,
+) -> None:
+    """Each of them would add noise of its own, and its children pay for one release."""
+
+    def work(server: Server) -> None:
+        sealed = server.sealed("01")
+        refuses("an aggregator has one at most", lambda: server.average("t2-0", sealed))
+
+    policies = {"t2-0": {"trusted_parents": ["t1-0", "t2-1"]}}
+    attack(DEEP, tmp_path, work, policies=policies, **PLAIN)
+
+
 def test_an_aggregator_at_another_tier_adds_no_less_noise(tmp_path: Path) -> None:
     """After a clean event all its devices have moved, which a lower tier would not count."""
 

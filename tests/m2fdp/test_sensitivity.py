@@ -514,6 +514,11 @@ def test_an_event_below_keeps_what_an_event_above_has_shared() -> None:
     assert drift.broadcast(averaged, tier=2) == Reach(anchor=1, shared=1.0, nearer=((2, 1.0),))
 
 
+def test_a_child_may_weigh_next_to_nothing() -> None:
+    children = [(Reach(anchor=2, own=2.0), 1e-20)]
+    assert Drift().averaged(children, tier=1) == Reach(anchor=1, own=2e-20)
+
+
 def test_totals() -> None:
     reach = Reach(anchor=1, shared=1.0, nearer=((2, 0.5), (4, 0.25)), own=3.0)
     assert (reach.common, reach.total) == (1.75, 4.75)
@@ -533,6 +538,12 @@ def test_totals() -> None:
         (
             lambda: Drift().averaged([(Reach(anchor=2), 0.6)] * 2, tier=1),
             "weights = 1.2: expected weights that sum to one at most",
+        ),
+        (
+            lambda: Drift().averaged(
+                [(Reach(anchor=2), 0.5), (Reach(anchor=2), 0.5 + 1.5e-9)], tier=1
+            ),
+            "expected weights that sum to one at most",
         ),
         (lambda: Drift().averaged([], tier=1), "weights = 0: expected weights that sum to one"),
         (
@@ -562,6 +573,23 @@ def test_totals() -> None:
         (
             lambda: sensitivity_worst_case([(1, 0)], weights={}, eta=1, G=1),
             "weights = {}: expected a weight by tier",
+        ),
+        *(
+            (
+                lambda weight=weight: sensitivity_worst_case(
+                    [(1, 0)], weights={1: 1.0, 2: weight}, eta=1, G=1
+                ),
+                f"weight = {weight}: expected a number above 0 and at most 1",
+            )
+            for weight in (0.0, 1.5)
+        ),
+        (
+            lambda: sensitivity_worst_case([(1, 0)], weights={1: 1.0}, eta=-1, G=1),
+            "eta = -1: expected a finite number of at least 0",
+        ),
+        (
+            lambda: sensitivity_worst_case([(1, 0)], weights={1: 1.0}, eta=1, G=-1),
+            "G = -1: expected a finite number of at least 0",
         ),
         (lambda: smooth_factor(0, 0.1), "K = 0: expected an integer of at least 1"),
     ],

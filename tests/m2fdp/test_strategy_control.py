@@ -11,7 +11,8 @@ from conformance import Killed
 from flwr.app import ArrayRecord, MetricRecord
 from tier_training import HALF, Model, check_ledgers, descend, run, spent_of, stay
 
-from flwr_privacy.m2fdp import AdaptiveController, Decision, TierTree
+from flwr_privacy.errors import CheckpointError
+from flwr_privacy.m2fdp import AdaptiveController, Decision, NoNoise, ResourceModel, TierTree
 from flwr_privacy.strategies import AdaptiveControl
 from flwr_privacy.strategies.m2fdp.tree_members import drawn
 
@@ -99,6 +100,56 @@ def test_a_controlled_run_resumes_with_the_steps_that_are_left(tmp_path: Path) -
     assert steps[0] == steps[1]
     assert sum(steps[0]) == 9
     check_ledgers(strategy, folders[1])
+
+
+CONTROL: dict[str, Any] = {"total_steps": 8, "max_steps": 4, "initial_steps": 4}
+CHANGES: dict[str, dict[str, Any]] = {
+    "control": {"control": AdaptiveControl(**{**CONTROL, "max_steps": 5})},
+    "num_rounds": {"num_rounds": 8},
+    "schedule": {"steps": 4},
+    "privacy": {"epsilon": 9.0},
+    "resources": {"resources": ResourceModel(step_energy=1.0)},
+    "step_rule": {"step_rule": "inv_sqrt"},
+}
+
+
+def interrupted(folder: Path, **options: Any) -> dict[str, Any]:
+    """Train the first of nine rounds; return the options with which the training goes on."""
+
+    def kill(line: dict[str, Any]) -> None:
+        if line["round"] == 1:
+            raise Killed
+
+    for name in ("run", "nodes"):
+        (folder / name).mkdir()
+    options |= {"run_dir": folder / "run", "engine": {"state": folder / "nodes"}}
+    with pytest.raises(Killed):
+        run(HALF, stay, on_round=kill, **options)
+    return {**options, "resume": True}
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        *CHANGES.items(),
+        ("control", {"control": AdaptiveControl(**CONTROL, weights=(9.0, 1.0, 1.0))}),
+        ("control", {"control": None}),
+    ],
+)
+def test_a_resume_is_refused_if_the_noise_so_far_was_for_something_else(
+    key: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    options = interrupted(tmp_path, num_rounds=9, control=AdaptiveControl(**CONTROL))
+    refused = f"the checkpoint was calibrated for {key} = .*: the noise of the rounds that are done"
+    with pytest.raises(CheckpointError, match=refused):
+        run(HALF, stay, **{**options, **change})
+    run(HALF, stay, **options)
+
+
+def test_without_noise_a_training_may_become_longer(tmp_path: Path) -> None:
+    options = interrupted(tmp_path, num_rounds=2, privacy=NoNoise())
+    result, _ = run(HALF, stay, **{**options, "num_rounds": 3})
+    assert [line["round"] for line in result.history] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("evaluated", [False, True])

@@ -1,6 +1,7 @@
 """What the nodes of a zone do with codes: averages, their reach, and noise on the grid."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -56,6 +57,16 @@ def test_an_average_does_not_depend_on_the_order_or_on_who_adds_up(
     np.testing.assert_array_equal(one.codes, other.codes)
     np.testing.assert_array_equal(one.codes, third.codes)
     assert one.reach == other.reach == third.reach
+
+
+def test_an_average_has_the_highest_floor_and_is_wide_if_a_child_is() -> None:
+    one, other = (replace(upload([1, 2]), floor=floor) for floor in (0.25, 0.5))
+    mean = averaged([one, other], Drift(), tier=1, grid=GRID)
+    assert (mean.floor, mean.wide) == (0.5, False)
+    mean = averaged([one, replace(other, wide=True)], Drift(), tier=1, grid=GRID)
+    assert (mean.floor, mean.wide) == (0.5, True)
+    mean = averaged((np.array([1, 2]), 4, OWN), Drift(), tier=1, grid=GRID)
+    assert (mean.floor, mean.wide) == (0.0, True)
 
 
 def test_an_average_leaves_what_it_was_given_as_it_was() -> None:

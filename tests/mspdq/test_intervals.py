@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from mixing_rounds import Transcript, learning_round, terms_of
 
 from flwr_privacy.coding.quantize import SMALLEST_WIDTH, Knobs
 from flwr_privacy.errors import InvalidParameterError
@@ -9,10 +10,7 @@ from flwr_privacy.mspdq import (
     Intervals,
     Mixing,
     SubStates,
-    UniformSplit,
     Widths,
-    decode_start,
-    encode_start,
     min_levels_linf,
     own_width,
     pi_paper,
@@ -21,15 +19,24 @@ from flwr_privacy.mspdq import (
     widths_for_bound,
 )
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.research.mspdq.numpy_simulation import simulate_mspdq
 
 HARMONIC = Mixing(gamma=0.25, coupling="harmonic", rounds=12)
 
 
-def independent(models: np.ndarray, levels: int, random: SecureRandom) -> np.ndarray:
-    split = UniformSplit()
-    splits = [encode_start(split.visible(model, random), levels, random) for model in models]
-    return np.stack([decode_start(*start, levels) for start in splits])
+def mixed(
+    models: np.ndarray,
+    mixing: Mixing,
+    intervals: Intervals,
+    levels: int,
+    random: SecureRandom,
+    *,
+    start: np.ndarray | None = None,
+    visible: np.ndarray | None = None,
+) -> Transcript:
+    """Mix from a common start, or from each client's own split."""
+    kind = "independent" if start is None else "global"
+    terms = terms_of(mixing, levels=levels, start=kind, interval=intervals.rule)
+    return learning_round(terms, models, random, start=start, visible=visible, intervals=intervals)
 
 
 def relative(one: np.ndarray, other: np.ndarray) -> float:
@@ -68,13 +75,13 @@ def test_F15_nothing_saturates_from_a_common_start(kappa, m, coupling):
     assert levels <= 2**7
     for scale in (1e-3, 1.0, 1e3):
         models = scale * draws.standard_t(3, size=(8, 300))
-        start = np.tile(scale * draws.normal(size=300), (8, 1))
-        seen = simulate_mspdq(models, start, mixing, Intervals(rule="linf"), levels, random)
+        start = scale * draws.normal(size=300)
+        seen = mixed(models, mixing, Intervals(rule="linf"), levels, random, start=start)
         assert seen.saturated == 0
         # The proof's second half: a rounding error is at most c s a[k].
         steps = seen.widths[:, 0] / (levels - 1)
         gains = np.array([mixing.largest_gain(k) for k in range(16)])
-        assert np.abs(seen.heard[-1] - seen.states.visible).max() <= steps[-1] * (1 + 1e-4)
+        assert np.abs(seen.heard[-1] - seen.visible).max() <= steps[-1] * (1 + 1e-4)
         s = seen.widths[:, 0] / width_linf(kappa, s=1.0, a=1.0, coupling=coupling) / gains[:-1]
         assert (steps <= s * gains[1:] * (1 + 1e-9)).all()
 
@@ -83,25 +90,22 @@ def test_F15_nothing_saturates_from_a_common_start(kappa, m, coupling):
 def test_F15_in_practice_fewer_bits_are_enough(bits):
     models = np.random.default_rng(1).normal(size=(20, 2000))
     random = SecureRandom.insecure(16)
-    start = np.tile(models[0] * 1.2, (20, 1))
-    seen = simulate_mspdq(models, start, HARMONIC, Intervals(rule="linf"), 2**bits, random)
+    linf = Intervals(rule="linf")
+    seen = mixed(models, HARMONIC, linf, 2**bits, random, start=models[0] * 1.2)
     assert seen.saturated == 0
     if bits > 3:
-        start = independent(models, 2**bits, random)
-        seen = simulate_mspdq(models, start, HARMONIC, Intervals(rule="linf"), 2**bits, random)
-        assert seen.saturated == 0
+        assert mixed(models, HARMONIC, linf, 2**bits, random).saturated == 0
 
 
 def test_narrower_intervals_do_saturate():
     models = np.random.default_rng(1).normal(size=(20, 200))
-    start = np.tile(models[0] * 1.2, (20, 1))
-    narrow = Intervals(rule="fixed", pi=0.1)
-    seen = simulate_mspdq(models, start, HARMONIC, narrow, 64, SecureRandom.insecure(1))
+    start, narrow = models[0] * 1.2, Intervals(rule="fixed", pi=0.1)
+    seen = mixed(models, HARMONIC, narrow, 64, SecureRandom.insecure(1), start=start)
     assert seen.saturated > 1000
     # The clipped values are in the last error alone.
     mean = models.mean(axis=0)
-    kept = mean + HARMONIC.residual * (start[0] - mean)
-    np.testing.assert_allclose(seen.states.visible.mean(axis=0), kept, atol=1e-12)
+    kept = mean + HARMONIC.residual * (start - mean)
+    np.testing.assert_allclose(seen.visible.mean(axis=0), kept, atol=1e-12)
 
 
 def test_F26_own_widths_with_a_constant_coupling():
@@ -110,9 +114,8 @@ def test_F26_own_widths_with_a_constant_coupling():
     models = common + 0.01 * draws.normal(size=(20, 20_000))
     random = SecureRandom.insecure(26)
     for bits, error in ((4, 1e-3), (6, 2e-4), (8, 6e-5)):
-        start = independent(models, 2**bits, random)
         mixing = Mixing(gamma=0.3, rounds=10)
-        seen = simulate_mspdq(models, start, mixing, Intervals(rule="self"), 2**bits, random)
+        seen = mixed(models, mixing, Intervals(rule="self"), 2**bits, random)
         assert seen.saturated == 0
         assert relative(seen.averages[-1], models.mean(axis=0)) < error
         assert seen.widths[-1].max() < 0.02 * seen.widths[0].min()
@@ -120,13 +123,12 @@ def test_F26_own_widths_with_a_constant_coupling():
 
 def test_the_papers_widths_run_away_with_few_bits_and_many_weights():
     models = 0.05 * np.random.default_rng(9).normal(size=(20, 20_000))
-    start = np.tile(models[0], (20, 1))
     mixing, random = Mixing(gamma=0.3, coupling="harmonic", rounds=10), SecureRandom.insecure(9)
     errors = {}
     for rule in ("paper", "linf"):
-        seen = simulate_mspdq(models, start, mixing, Intervals(rule=rule), 16, random)
+        seen = mixed(models, mixing, Intervals(rule=rule), 16, random, start=models[0])
         assert seen.saturated == 0
-        errors[rule] = np.abs(seen.averages[-1] - seen.states.visible.mean(axis=0)).max()
+        errors[rule] = np.abs(seen.averages[-1] - seen.visible.mean(axis=0)).max()
     assert errors["linf"] < 0.05 < 10 < errors["paper"]
 
 
@@ -148,10 +150,9 @@ def test_starts_that_are_apart_make_the_intervals_wider():
         more = apart.next([1.0], [1]) - common.next([1.0], [1])
         assert more == pytest.approx(2 * 0.5 * 0.5**k * 2.0)
     models = np.array([[1.0, 0.0], [3.0, 0.0]])
-    start = np.array([[0.0, 0.0], [4.0, 0.0]])
-    seen = simulate_mspdq(
-        models, start, HARMONIC, Intervals(rule="linf"), 64, SecureRandom.insecure(0)
-    )
+    visible = np.array([[0.0, 0.0], [4.0, 0.0]])
+    linf, random = Intervals(rule="linf"), SecureRandom.insecure(0)
+    seen = mixed(models, HARMONIC, linf, 64, random, visible=visible)
     widths = Widths(Intervals(rule="linf"), HARMONIC, 64, apart=2.0)
     assert (seen.widths[0] == widths.next([2.0, 2.0], [1, 1])).all()
 
@@ -170,26 +171,25 @@ def test_starts_that_are_apart_make_the_intervals_wider():
 )
 def test_no_value_leaves_the_widths_for_a_bound(mixing, levels):
     draws = np.random.default_rng(levels)
-    start = np.tile(draws.normal(size=400), (6, 1))
+    start = draws.normal(size=400)
     bound = 0.37
     for extreme in (False, True):
-        updates = draws.uniform(-bound, bound, size=start.shape)
+        updates = draws.uniform(-bound, bound, size=(6, 400))
         models = start + (bound * np.sign(updates) if extreme else updates)
         intervals = Intervals(rule="bound", bound=bound * (1 + 1e-12))
         random = SecureRandom.insecure(levels)
-        seen = simulate_mspdq(models, start, mixing, intervals, levels, random)
+        seen = mixed(models, mixing, intervals, levels, random, start=start)
         assert seen.saturated == 0
         assert (seen.widths[:, 0] == widths_for_bound(mixing, intervals.bound, levels)).all()
 
 
 def test_the_first_width_for_a_bound_is_the_least_that_holds_all():
     """Two clients at both ends of the bound reach both ends of the interval."""
-    start = np.zeros((2, 1))
     models = np.array([[1.0], [1.0]])
     for bound, saturated in ((1.0, 0), (0.99, 2)):
         intervals = Intervals(rule="bound", bound=bound)
         random = SecureRandom.insecure(1)
-        seen = simulate_mspdq(models, start, Mixing(rounds=1), intervals, 255, random)
+        seen = mixed(models, Mixing(rounds=1), intervals, 255, random, start=np.zeros(1))
         assert seen.saturated == saturated
 
 

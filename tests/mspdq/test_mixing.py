@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
+from mixing_rounds import Transcript, learning_round, terms_of
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import Codec, Mixing, SubStates, UniformSplit
+from flwr_privacy.mspdq.theory import lambda2_P
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.research.mspdq.numpy_simulation import simulate_msp
-from flwr_privacy.simulations.research.mspdq.theory import lambda2_P
 
 W, FIRST = np.array([[1.0], [3.0]]), np.array([[0.5], [4.0]])
 
@@ -17,8 +17,9 @@ def problem(clients: int = 20, size: int = 500) -> tuple[np.ndarray, np.ndarray]
     return models, np.stack([UniformSplit().visible(model, random) for model in models])
 
 
-def mixed(models, visible, mixing):
-    return simulate_msp(models, visible, mixing, SecureRandom.insecure(2))
+def mixed(models, visible, mixing) -> Transcript:
+    random = SecureRandom.insecure(2)
+    return learning_round(terms_of(mixing), models, random, visible=visible)
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
@@ -101,7 +102,7 @@ def test_F5_two_hidden_substates():
     np.testing.assert_allclose(seen.heard[1, :, 0], [1.525, 2.825], rtol=1e-12)
     np.testing.assert_allclose(seen.heard[2, :, 0], [1.78, 2.465], rtol=1e-12)
     np.testing.assert_allclose(seen.averages[:, 0], 2 + 0.25 * 0.7 ** np.arange(7), rtol=1e-12)
-    assert (seen.states.visible + seen.states.hidden).sum() == pytest.approx(12, rel=1e-12)
+    assert (seen.visible + seen.hidden).sum() == pytest.approx(12, rel=1e-12)
 
 
 def test_F5_the_sum_of_the_hidden_substates_is_all_that_counts():
@@ -124,6 +125,37 @@ def test_F6_the_limit_for_unequal_numbers_of_hidden_substates(mass, limit):
         states.step(heard.mean(axis=0), heard, kappa=0.5, gain=0.1, weight=weights)
     np.testing.assert_allclose(states.visible[:, 0], limit, rtol=1e-9)
     np.testing.assert_allclose(states.hidden[:, 0], limit * weights[:, 0], rtol=1e-9)
+
+
+def test_clients_that_draw_their_m_reach_the_mean_on_average():
+    """Section 7.4: a round's limit has the weights 1 + m_i; over the draws it has no bias."""
+    models = np.random.default_rng(7).normal(size=(4, 3))
+    mixing, ends, limits = Mixing(gamma=0.2, m=3, m_mode="iid", rounds=80), [], []
+    for seed in range(200):
+        random, same = (SecureRandom.insecure(seed, "iid") for _ in range(2))
+        seen = learning_round(terms_of(mixing), models, random, visible=models)
+        ends.append(seen.averages[-1])
+        limits.append(
+            np.average(models, axis=0, weights=[1 + mixing.own_weight(same) for _ in models])
+        )
+    np.testing.assert_allclose(ends, limits, atol=1e-4)
+    errors = np.array(ends) - models.mean(axis=0)
+    assert np.abs(errors).max() > 0.1  # of a single round
+    standard = errors.std(axis=0) / np.sqrt(len(ends))
+    assert (np.abs(errors.mean(axis=0)) < 4 * standard).all()
+
+
+def test_each_number_of_hidden_substates_is_drawn_alike():
+    mixing, random = Mixing(gamma=0.2, m=3, m_mode="iid"), SecureRandom.insecure(6)
+    drawn = np.array([mixing.own_weight(random) for _ in range(3000)])
+    counts = np.bincount(drawn, minlength=4)
+    assert counts[0] == 0
+    assert len(counts) == 4
+    assert np.abs(counts[1:] - 1000).max() < 4 * np.sqrt(3000 * 2 / 9)
+    assert not mixing.known
+    for call in (lambda: mixing.residual, lambda: mixing.rounds_needed(0.1)):
+        with pytest.raises(InvalidParameterError, match="m_mode = 'iid'"):
+            call()
 
 
 @pytest.mark.parametrize("kappa", [0.1, 0.5, 0.9])
@@ -249,20 +281,19 @@ def test_couplings_that_are_known():
         ({"gamma": 0.5, "m": 3}, r"largest_stable\(kappa=0\.5, m=3\) = 0\.4"),
         ({"gamma": 0.9, "m": 9, "mass": "normalized"}, r"m=1\) = 0\.857143"),
         ({"gamma": 0.9, "coupling": "random"}, "largest_stable"),
+        ({"kappa": 1.0, "coupling": "harmonic"}, r"kappa = 1\.0"),
         ({"rounds": -1}, "rounds = -1: expected an integer of at least 0"),
         ({"m": 0}, "m = 0: expected an integer of at least 1"),
         ({"coupling": "constant"}, "coupling = 'constant'.*nearest: 'const'"),
         ({"mass": "equal"}, "mass = 'equal'"),
+        ({"m_mode": "secret"}, "m_mode = 'secret'"),
+        ({"m_mode": "iid"}, "m_mode = 'iid': expected 'common' where hidden sub-states weigh 1"),
+        ({"m_mode": "iid", "m": 3, "mass": "normalized"}, "m_mode = 'iid': expected 'common'"),
     ],
 )
 def test_what_no_mixing_can_be(options, text):
     with pytest.raises(InvalidParameterError, match=text):
         Mixing(**options)
-
-
-def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(InvalidParameterError, match=r"visible = \(2, 2\)"):
-        mixed(W, np.ones((2, 2)), Mixing())
 
 
 def test_secrets_are_not_shown():

@@ -29,6 +29,10 @@ def test_F9_factors_of_the_uniform_split(eps_s):
     assert stats.kstest(factors, stats.uniform(eps_s, 2 - 2 * eps_s).cdf).pvalue > 1e-4
 
 
+def test_the_split_is_that_of_the_papers_experiments_by_default():
+    assert UniformSplit() == UniformSplit(eps_s=0.3, m=1)
+
+
 @pytest.mark.parametrize(("m", "mean"), [(2, 1.5), (5, 3.0)])
 def test_F9_the_printed_range_is_biased(m, mean):
     w = model()

@@ -8,8 +8,8 @@ from apps import make
 from mixing_training import MODEL, run
 
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.mspdq.theory import k_rounds, lambda2_P
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.research.mspdq.theory import k_rounds
 from flwr_privacy.strategies import MSP, MSPDQ
 
 
@@ -190,6 +190,68 @@ def test_a_tolerance_decides_on_the_steps() -> None:
     strategy = MSPDQ(gamma=0.3, coupling="harmonic", tolerance=0.1)
     assert strategy.terms.rounds == 13
     assert len(run(strategy).history) == 2
+
+
+CONVEX = {"mixing_rounds": "theory", "convexity": 1.0, "smoothness": 4.0, "local_steps": 10}
+
+
+@pytest.mark.parametrize(("kind", "options"), [(MSP, {}), (MSPDQ, {"coupling": "harmonic"})])
+def test_the_theorys_steps_by_flat_keys(kind: type[MSP], options: dict[str, Any]) -> None:
+    strategy = make(kind, **CONVEX, **options, kappa=0.5, gamma=0.1)
+    lam = lambda2_P(0.5, 0.1)
+    quantized = kind is MSPDQ
+    for t in (1, 2, 30):
+        expected = k_rounds(mu=1.0, L=4.0, E=10, t=t, lam=lam, quantized=quantized)
+        assert strategy._terms_of(t).rounds == expected
+    assert strategy._terms_of(1).rounds < strategy._terms_of(30).rounds
+    result = run(make(kind, **{**CONVEX, "convexity": 4.0}))  # theta is 9, eta_1 a twentieth
+    steps = k_rounds(mu=4.0, L=4.0, E=10, t=1, lam=lambda2_P(0.5, 0.3), quantized=quantized)
+    assert result.history[1]["scheme"]["mixing_rounds"] == steps > 10
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"coupling": "random"}, "mixing_rounds = 'theory': expected a number of steps"),
+        ({"m": 2, "gamma": 0.1}, "mixing_rounds = 'theory': expected a number of steps"),
+        ({"smoothness": 0.0}, "L = 0.0"),
+        ({"mixing_rounds": "theorem"}, "mixing_rounds = 'theorem'.*nearest: 'theory'"),
+        ({"mixing_rounds": 4}, "convexity"),
+        ({"tolerance": 0.1}, "tolerance = 0.1: expected nothing beside mixing_rounds"),
+    ],
+)
+def test_the_theorys_steps_are_refused_where_there_are_none(
+    options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=text):
+        make(MSP, **{**CONVEX, **options})
+
+
+SECRET_M = {"m": 3, "m_mode": "iid", "gamma": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        (MSP, {"m": 1}, "m_mode = 'iid': expected 'common' where hidden sub-states weigh 1"),
+        (MSP, {"mass": "normalized"}, "m_mode = 'iid': expected 'common'"),
+        (MSP, {"split": "uniform_m"}, "m_mode = 'iid': expected 'common' with interval"),
+        (MSP, {"tolerance": 0.1}, "m_mode = 'iid': expected 'common', known beforehand"),
+        (MSP, {"mixing_rounds": "theory"}, "mixing_rounds = 'theory'"),
+        (MSPDQ, {"secure_sum": SecureSum()}, "m_mode = 'iid': expected 'common' with interval"),
+    ],
+)
+def test_secret_numbers_are_refused_where_they_do_nothing_or_must_be_known(
+    kind: type[MSP], options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=text):
+        make(kind, **{**SECRET_M, **options})
+
+
+def test_with_secret_numbers_no_residual_is_stated() -> None:
+    scheme = run(MSP(**SECRET_M)).history[1]["scheme"]
+    assert "residual" not in scheme
+    assert scheme["mixing_rounds"] == 10
 
 
 def test_the_theorys_number_of_steps_grows_with_the_round() -> None:

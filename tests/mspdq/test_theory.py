@@ -17,6 +17,7 @@ from flwr_privacy.mspdq import (
     residual,
     rounds_needed,
 )
+from flwr_privacy.mspdq.theory import k_rounds, lambda2_P
 from flwr_privacy.simulations.research.mspdq.bounds import (
     D1,
     D2,
@@ -29,8 +30,6 @@ from flwr_privacy.simulations.research.mspdq.bounds import (
     round_complexity,
 )
 from flwr_privacy.simulations.research.mspdq.theory import (
-    k_rounds,
-    lambda2_P,
     min_bits,
     quantizer_delta,
     stable,

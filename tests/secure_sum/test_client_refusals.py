@@ -265,7 +265,11 @@ def bad_joins():
     yield "of another step", lambda r: sealed_by_c02(r, bytes(64), step=1), damaged
     yield "of a roster of four", lambda r: sealed_by_c02(r, bytes(64), first_roster=4), damaged
     yield "other threshold", lambda r: sealed_by_c02(r, bytes(64), threshold=4), damaged
-    yield "short", lambda r: sealed_by_c02(r, bytes(63)), "the share of client c02 has 63 bytes"
+    yield (
+        "short",
+        lambda r: sealed_by_c02(r, bytes(63)),
+        "the share of client c02 cannot be used: it has 63",
+    )
     yield "unknown", lambda r: replace(shares(r), session="x" * 99), f"session '{'x' * 64}' is not"
 
 

@@ -1,121 +1,215 @@
 """Clients that deal false shares, and clients that only say that another one did."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from apps import make, message_app, run_strategy
-from flwr.app import ConfigRecord, Context, Message
-from parties import deal, join, masked, new_parties, new_session, summed
-from sum_session import flipped
+from flwr.app import ConfigRecord, Context, Error, Message
+from parties import masked
+from sum_session import CLIENTS, DEALT, JOINED, REVEALED, SENT, SURVIVORS, Sum, flipped
 
 from flwr_privacy.clients import SecureSumClient, as_mod
-from flwr_privacy.secure_sum import NotOpenedError, SecureSum, Session
-from flwr_privacy.secure_sum.messages import DEAL, OPEN
+from flwr_privacy.errors import ProtocolError, UnopenedSharesError
+from flwr_privacy.secure_sum import NotOpenedError, SecureSum
+from flwr_privacy.secure_sum.conflicts import Conflict, apart, liars
+from flwr_privacy.secure_sum.messages import DEAL, JOIN, OPEN
 from flwr_privacy.strategies import FedAvg
+from flwr_privacy.wire.message import ERROR_CODE, UNOPENED_CODE
 
 NAMES = "abcde"
 Change = Callable[[dict[str, Any]], None]
 
 
-def told(
-    disagreeing: Collection[int],
-    *,
-    gone: bool = False,
-    clients: int = 5,
-    threshold: int = 3,
-    colluders: int = 1,
-) -> tuple[Session, bool]:
-    """Return a session in which holders disagree with the first dealer, and whether it opened."""
-    parties = new_parties(clients)
-    names = sorted(parties)
-    session = new_session(parties, threshold=threshold)
-    session.colluders = colluders
-    deal(session, parties, names)
-    join(session, parties, names)
-    total = summed(masked(session, parties, names)).total
-    for place, client in enumerate(names):
-        keys, seeds = parties[client].reveal("first", names)
-        if place in disagreeing:
-            seeds = [flipped(seeds[0]), *seeds[1:]]
-        if place or not gone:
-            session.take_revealed(client, names, keys, seeds)
-    try:
-        session.open(total, names)
-    except NotOpenedError:
-        return session, False
-    return session, True
+def conflicts(pairs: str) -> set[Conflict]:
+    return {Conflict(pair) for pair in pairs.split()}
+
+
+# -- What conflicts lead to ------------------------------------------------------------------------
+
+
+def test_no_two_of_those_who_stay_are_in_conflict_and_nobody_stays_away_for_nothing() -> None:
+    pairs = conflicts("ab ac bd")
+    for server_round in range(50):
+        there = set(apart("abcdef", pairs, seed=3, server_round=server_round))
+        assert not any(pair <= there for pair in pairs)
+        assert there >= {"e", "f"}
+        for away in set("abcdef") - there:
+            assert any(away in pair and pair & there for pair in pairs)
+
+
+@pytest.mark.parametrize("client", "ac")
+def test_each_of_two_who_contradict_each_other_stays_in_half_of_the_rounds(client: str) -> None:
+    pairs = conflicts("ac xb")  # x is not there
+    rounds = [apart("abcde", pairs, seed=3, server_round=r) for r in range(900)]
+    stays = sum(client in there for there in rounds)
+    assert abs(stays - 450) < 4 * 900**0.5 / 2  # four standard errors
+
+
+def test_who_contradicts_most_others_stays_away() -> None:
+    for server_round in range(20):
+        there = apart("abcde", conflicts("ab ac de"), seed=3, server_round=server_round)
+        assert there in (["b", "c", "d"], ["b", "c", "e"])
+
+
+def test_without_conflicts_everybody_stays() -> None:
+    assert apart("cab", [], seed=1, server_round=1) == ["a", "b", "c"]
+    assert apart("cab", conflicts("xy ax"), seed=1, server_round=1) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
-    ("disagreeing", "gone", "false"),
+    ("pairs", "most", "found"),
     [
-        ((1, 2), False, False),  # of five, two may be missing
-        ((1, 2, 3), False, True),
-        ((1, 2, 3, 4), False, True),
-        ((0, 1, 2), False, True),  # its own share is false too
-        ((0, 1), False, False),
-        ((1, 2), True, True),  # it stays away, so that two are enough to end the sum
-        ((1,), True, False),
+        ("", 1, ""),
+        ("ab", 1, ""),
+        ("ab ac", 1, "a"),
+        ("ab ac", 2, ""),
+        ("ac ad ae bc bd be", 2, "ab"),  # two against three: not the three
+        ("ab ac ad ae bc bd be", 1, "ab"),
+        ("ac bc", 2, ""),  # as many as may lie together frame nobody
+        ("ad bd cd", 2, "d"),
+        ("ad bd cd ae be", 2, "d"),
     ],
 )
-def test_a_dealer_is_false_if_more_disagree_than_may_be_missing(
-    disagreeing: tuple[int, ...], gone: bool, false: bool
+def test_who_contradicts_more_than_may_lie_together_is_a_liar(
+    pairs: str, most: int, found: str
 ) -> None:
-    session, opened = told(disagreeing, gone=gone)
-    others = len(set(disagreeing) - {0})
-    why = f"{others} clients hold other shares than it announced"
-    assert session.false_dealers() == ({"c00": why} if false else {})
-    assert opened != false
+    assert "".join(liars(conflicts(pairs), most)) == found
 
 
-@pytest.mark.parametrize(("colluders", "most"), [(0, 1), (1, 1), (2, 2), (3, 3)])
-def test_as_many_as_may_lie_together_frame_nobody_where_nobody_may_be_missing(
-    colluders: int, most: int
+@pytest.mark.parametrize(
+    ("settings", "cohort", "most"),
+    [
+        (SecureSum(), 2, 1),
+        (SecureSum(), 5, 2),
+        (SecureSum(), 100, 49),
+        (SecureSum(threshold=5), 5, 1),
+        (SecureSum(threshold=90), 100, 20),
+        (SecureSum(threshold=90, colluders=3), 100, 10),
+    ],
+)
+def test_as_many_may_lie_as_may_be_missing_or_collude(
+    settings: SecureSum, cohort: int, most: int
 ) -> None:
-    for count in range(1, 5):
-        session, opened = told(range(1, count + 1), threshold=5, colluders=colluders)
-        assert not opened
-        assert set(session.false_dealers()) == ({"c00"} if count > most else set())
-        following = session.go_on("second", sorted(session.rosters), session.bounds)
-        assert following.colluders == colluders
+    assert settings.liars_of(cohort) == most
 
 
-def test_one_lying_holder_frames_nobody_who_stays_away() -> None:
-    session, opened = told((1,), gone=True, clients=4, colluders=0)
-    assert not opened
-    assert session.false_dealers() == {}
+# -- One sum ---------------------------------------------------------------------------------------
 
 
-def trained(
-    folder: Path,
-    liars: str,
-    record: str,
-    change: Change,
-    secure_sum: SecureSum = SecureSum(value_range=64.0),  # noqa: B008
-) -> Any:
-    """Train over five nodes, of which some change what they send of a secure sum."""
+def test_a_client_names_all_dealers_whose_shares_it_cannot_open_and_stays_out() -> None:
+    run = Sum(DEALT)
+    joined = run.session.joined("c01")
+    for dealer in ("c02", "c04"):
+        joined.sealed[CLIENTS.index(dealer)] = bytes(92)
+    with pytest.raises(UnopenedSharesError) as raised:
+        run.parties["c01"].join(joined)
+    assert raised.value.dealers == ("c02", "c04")
+    assert "the share of client c02 cannot be used: damaged" in str(raised.value)
+    assert str(raised.value).endswith("; nor those of 1 more")
+    with pytest.raises(ProtocolError, match="has no vector of this client"):
+        run.parties["c01"].reveal("first", SURVIVORS)
+    with pytest.raises(ProtocolError, match="has no place for this client's vector"):
+        masked(run.session, run.parties, ["c01"])
+
+
+def test_who_accuses_is_missing_like_one_who_is_lost_and_one_secret_of_each_is_opened() -> None:
+    """The accused one's seed and the accuser's key are revealed, and never both of anybody."""
+    run = Sum(JOINED)
+    run.session.take_accusation("c04", ["c00"])  # the one that sends no vector
+    run.advance(SENT)
+    for client in SURVIVORS:
+        keys, seeds = run.parties[client].reveal("first", SURVIVORS)
+        assert (len(keys), len(seeds)) == (1, 4)
+        run.session.take_revealed(client, SURVIVORS, keys, seeds)
+        with pytest.raises(ProtocolError, match="both secrets of somebody"):
+            run.parties[client].reveal("first", CLIENTS)
+    assert {kind for dealer, kind in run.session._shares if dealer == "c04"} == {"key"}
+    assert {kind for dealer, kind in run.session._shares if dealer == "c00"} == {"seed"}
+    assert run.session.conflicts == {Conflict({"c00", "c04"})}
+    run.phase = REVEALED
+    run.assert_opens()
+
+
+def test_an_accusation_of_itself_or_of_strangers_has_no_effect() -> None:
+    run = Sum(DEALT)
+    run.session.take_accusation("c01", ["c01", "x", "c02 c03", ""])
+    assert run.session.conflicts == set()
+
+
+def test_a_share_unlike_what_its_dealer_announced_is_a_conflict_unless_it_is_its_own() -> None:
+    run = Sum(SENT)
+    for client in SURVIVORS:
+        keys, seeds = run.parties[client].reveal("first", SURVIVORS)
+        if client in ("c00", "c01"):
+            seeds = [flipped(seeds[0]), *seeds[1:]]
+        run.session.take_revealed(client, SURVIVORS, keys, seeds)
+    assert run.session.conflicts == {Conflict({"c00", "c01"})}
+    with pytest.raises(NotOpenedError, match="2 of at least 3 clients have a share of client c00"):
+        run.session.open(run.total, SURVIVORS)
+    assert run.session.misfits == {}
+
+
+# -- A run -----------------------------------------------------------------------------------------
+
+Answer = Callable[[str, Message, Message], Message]
+
+
+def trained(folder: Path, answer: Answer, *, rounds: int = 6, **settings: Any) -> Any:
+    """Train over five nodes, some of which answer something else."""
 
     def mod(message: Message, context: Context, call_next: Any) -> Message:
         reply = as_mod(SecureSumClient)(message, context, call_next)
-        if (
-            context.node_config["client-id"] in liars
-            and reply.has_content()
-            and record in reply.content
-        ):
+        return answer(str(context.node_config["client-id"]), message, reply)
+
+    strategy = make(
+        FedAvg,
+        seed=1,
+        fraction_evaluate=0.0,
+        secure_sum=SecureSum(**{"value_range": 64.0, **settings}),
+    )
+    return run_strategy(
+        strategy,
+        message_app([mod]),
+        nodes=[{"client-id": name, "partition-id": i} for i, name in enumerate(NAMES)],
+        num_rounds=rounds,
+        state=folder,
+    )
+
+
+def changing(liars: str, record: str, change: Change) -> Answer:
+    def answer(client: str, message: Message, reply: Message) -> Message:
+        if client in liars and reply.has_content() and record in reply.content:
             changed = dict(reply.content.config_records[record])
             change(changed)
             reply.content[record] = ConfigRecord(changed)
         return reply
 
-    return run_strategy(
-        make(FedAvg, seed=1, fraction_evaluate=0.0, secure_sum=secure_sum),
-        message_app([mod]),
-        nodes=[{"client-id": name, "partition-id": i} for i, name in enumerate(NAMES)],
-        num_rounds=5,
-        state=folder,
-    )
+    return answer
+
+
+def accusing(accused: Mapping[str, str]) -> Answer:
+    """Some clients say that they cannot open the shares of some others."""
+
+    def answer(client: str, message: Message, reply: Message) -> Message:
+        if client in accused and JOIN in message.content:
+            return Message(Error(UNOPENED_CODE, " ".join(accused[client])), reply_to=message)
+        return reply
+
+    return answer
+
+
+def unsealing(count: int) -> Change:
+    """Seals for so many others do not open: the first of the cohort."""
+
+    def change(dealt: dict[str, Any]) -> None:
+        if "sealed" in dealt:
+            places = range(len(dealt["sealed"]))
+            chosen = [p for p in places if dealt["sealed"][p]][:count]
+            dealt["sealed"] = [bytes(92) if p in chosen else dealt["sealed"][p] for p in places]
+
+    return change
 
 
 def other_digests(dealt: dict[str, Any]) -> None:
@@ -132,32 +226,89 @@ def other_seeds(revealed: dict[str, Any]) -> None:
     revealed["seeds"] = [flipped(seed) for seed in revealed["seeds"]]
 
 
+def opened(result: Any) -> list[int]:
+    return [line["scheme"]["sum_opened"] for line in result.history[1:]]
+
+
+CONTRADICTS = "it contradicts more than 2 others about shares of a secure sum"
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (other_digests, "client d: 4 clients hold other shares than it announced"),
-        (other_commitment, "client d: it dealt another seed than it announced"),
+        (unsealing(4), CONTRADICTS),
+        (unsealing(3), CONTRADICTS),
+        (other_digests, CONTRADICTS),
+        (other_commitment, "it dealt another seed than it announced"),
     ],
 )
-def test_a_false_dealer_is_left_out_after_three_rounds_and_the_run_trains(
+def test_a_false_dealer_costs_one_round_and_is_left_out(
     change: Change, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = trained(tmp_path, "d", DEAL, change)
-    lines = result.history[1:]
-    assert [line["scheme"]["sum_opened"] for line in lines] == [0, 0, 0, 4, 4]
-    assert [line["refused"] for line in lines] == [{"malformed": 1}] * 3 + [{}] * 2
-    assert [line["asked"] for line in lines] == [5, 5, 5, 4, 4]
-    assert caplog.text.count(why) == 3
-    assert "client d is left out of this run" in caplog.text
+    result = trained(tmp_path, changing("d", DEAL, change), rounds=4)
+    assert opened(result) == [0, 4, 4, 4]
+    assert [line["asked"] for line in result.history[1:]] == [5, 4, 4, 4]
+    left_out = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]
+    assert len(left_out) == 1
+    assert left_out[0].startswith("client d (node ")
+    assert left_out[0].endswith(f"is left out of this run: {why}")
 
 
-@pytest.mark.parametrize(("liars", "threshold"), [("a", 3), ("ab", 3), ("a", 5)])
-def test_clients_that_lie_about_all_their_shares_get_nobody_honest_left_out(
-    liars: str, threshold: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def and_silent(liar: str, answer: Answer) -> Answer:
+    """A client that does the most it can: it sends no vector either."""
+
+    def silent(client: str, message: Message, reply: Message) -> Message:
+        if client == liar and JOIN in message.content:
+            return Message(Error(ERROR_CODE, "silent"), reply_to=message)
+        return answer(client, message, reply)
+
+    return silent
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_dealer_that_lies_to_as_many_as_may_be_missing_ends_one_round(
+    count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = SecureSum(threshold=threshold, value_range=64.0)
-    result = trained(tmp_path, liars, OPEN, other_seeds, secure_sum=settings)
-    opened = 5 if threshold == 3 else 0
-    assert [line["scheme"]["sum_opened"] for line in result.history[1:]] == [opened] * 5
-    assert [line["refused"] for line in result.history[1:]] == [{}] * 5
+    """Of five, two may be missing: it stays away, too, so that two victims end a sum."""
+    lies = changing("d", DEAL, unsealing(count))
+    result = trained(tmp_path, and_silent("d", lies), rounds=12)
+    assert opened(result)[0] == (0 if count == 2 else 3)
+    assert opened(result).count(0) == 1
+    # Those to whom it lied before are in every sum again, without it.
+    assert opened(result)[-8:] == [4] * 8
+    assert caplog.text.count("contradict each other") == 2
     assert "is left out of this run" not in caplog.text
+
+
+def test_one_who_accuses_everybody_is_left_out_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = trained(tmp_path, accusing({"a": "bcde"}))
+    assert opened(result) == [4] * 6
+    assert caplog.text.count("is left out of this run") == 1
+    assert "client a (node" in caplog.text
+
+
+@pytest.mark.parametrize("accused", [{"a": "c"}, {"a": "cd"}])
+def test_who_may_lie_alone_gets_no_honest_client_left_out_and_ends_no_sum(
+    accused: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = trained(tmp_path, accusing(accused), rounds=12)
+    assert "is left out of this run" not in caplog.text
+    assert min(opened(result)) >= 3
+    assert caplog.text.count("contradict each other") == sum(map(len, accused.values()))
+
+
+@pytest.mark.parametrize(
+    ("liars", "threshold", "left"), [("a", 3, "a"), ("ab", 3, "ab"), ("a", 5, "a")]
+)
+def test_clients_that_lie_about_all_their_shares_get_themselves_left_out(
+    liars: str, threshold: int, left: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = trained(tmp_path, changing(liars, OPEN, other_seeds), threshold=threshold)
+    assert opened(result)[0] == (5 if threshold == 3 else 0)
+    if threshold == 3:
+        assert min(opened(result)) >= 3
+    assert caplog.text.count("is left out of this run") == len(left)
+    for client in left:
+        assert f"client {client} (node" in caplog.text

@@ -266,6 +266,10 @@ def test_bounds_that_cannot_be_are_refused(change, text):
             {"value_range": 0.0},
             "secure_sum.value_range = 0.0: expected a finite number from 1e-100",
         ),
+        (
+            {"value_range": 1.5e100},
+            "secure_sum.value_range = 1.5e+100: expected a finite number from",
+        ),
         ({"value_range": float("nan")}, "secure_sum.value_range = nan: expected a finite number"),
         ({"bits": 1}, "secure_sum.bits = 1: expected an integer from 2 to 31"),
         ({"bits": 32}, "secure_sum.bits = 32: expected an integer from 2 to 31"),

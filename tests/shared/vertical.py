@@ -272,11 +272,11 @@ def bytes_of(message: Message) -> bytes:
     return b"|".join(found)
 
 
-def states(folder: Path) -> dict[str, dict[str, Any]]:
+def states(folder: Path, scheme: str = "fedvs") -> dict[str, dict[str, Any]]:
     """Return what each client remembers, from the folder of its node."""
     found = {}
-    for path in sorted(Path(folder).glob("*.fedvs/*/state")):
-        client = path.parent.parent.name.removesuffix(".fedvs")
+    for path in sorted(Path(folder).glob(f"*.{scheme}/*/state")):
+        client = path.parent.parent.name.removesuffix(f".{scheme}")
         found[client] = loads(read_checksummed(path, b"flwr-privacy vertical state\n"))
     return found
 
@@ -437,7 +437,15 @@ def train_split(clients: int = 4, **changes: Any) -> Any:
     mine = {k: changes.pop(k) for k in ("method", "fast", "epsilon", "clip") if k in changes}
     engine = {
         key: changes.pop(key)
-        for key in ("nodes", "faults", "num_rounds", "serialise", "state", "insecure_seed")
+        for key in (
+            "nodes",
+            "faults",
+            "num_rounds",
+            "serialise",
+            "state",
+            "insecure_seed",
+            "before",
+        )
         if key in changes
     }
     engine = {"insecure_seed": 5, "nodes": clients, **engine}

@@ -127,9 +127,9 @@ def digits() -> FedVSSyntheticData:
 
 
 def accuracy(method: str, **values: Any) -> float:
-    own = FedVSSettings(method=method, embedding=32, learning_rate=0.1, slow="last", **values)
+    own = FedVSSettings(method=method, embedding=32, learning_rate=0.2, slow="last", **values)
     server_model = Perceptron((32, 64, 32, 10))
     found = simulate(
-        digits(), own, server_model, watch=range(400, 601, 50), by="rounds", rounds=600, seed=0
+        digits(), own, server_model, watch=range(350, 451, 25), by="rounds", rounds=450, seed=0
     )
     return float(found.accuracy.mean())

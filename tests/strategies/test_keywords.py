@@ -17,6 +17,7 @@ from flwr_privacy.strategies import (
     M2FDP,
     UDP,
     AdaptiveControl,
+    CentralDP,
     ClientLosses,
     DeviceNoise,
     Discounting,
@@ -77,6 +78,13 @@ def test_no_parameter_hides_a_method(kind: type) -> None:
             {"seed": 1},
             r"^UDP has no 'seed': LoopOptions has it, as in UDP\(loop=LoopOptions\(seed=",
         ),
+        (
+            CentralDP,
+            {"noise": "server"},
+            r"^CentralDP has no 'noise': it is chosen by privacy=DistributedNoise\(\.\.\.\) or "
+            r"privacy=ServerNoise\(\.\.\.\)$",
+        ),
+        (M2FDP, {"unit": "device"}, r"it is chosen by privacy=DeviceNoise\(\.\.\.\) or priv"),
         (UDP, {"sede": 1}, "^UDP has no 'sede': the nearest is 'seed'; LoopOptions has it"),
         (LoopOptions, {"dedline": 1.0}, "^LoopOptions has no 'dedline': the nearest is 'deadline'"),
         (

@@ -316,7 +316,7 @@ def test_what_is_learned_is_bit_for_bit_what_it_was_without_the_count(
 )
 def test_what_is_as_printed_or_refuses_by_itself_has_no_further_coordinate(strategy: Any) -> None:
     strategy._template = MODEL
-    strategy.federation.sample_size = lambda **_: (6, 6)
+    strategy.messenger.sampler.sample_size = lambda **_: (6, 6)
     told = strategy.instruct(1)
     assert told.failed_sigma is None
     assert set(told.accumulator().template) == {"w"}

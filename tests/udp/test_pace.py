@@ -131,6 +131,27 @@ def test_patience_waits_for_rounds_in_a_row() -> None:
     assert pace.planned == discount_T(100, 6, 0.5)
 
 
+def test_patience_begins_anew_after_a_discount() -> None:
+    pace = Discounted(100, beta=0.5, patience=2)
+    pace.begin(1.0)
+    planned = []
+    for _ in range(6):
+        pace.after(1.0)
+        planned.append(pace.planned)
+    first = discount_T(100, 1, 0.5)
+    second = discount_T(first, 3, 0.5)
+    assert planned == [100, first, first, second, second, discount_T(second, 5, 0.5)]
+
+
+def test_an_improvement_of_just_zeta_is_one() -> None:
+    """The paper discounts where the loss falls by less than zeta."""
+    for loss, planned in ((0.75, 100), (math.nextafter(0.75, 1), discount_T(100, 0, 0.5))):
+        pace = Discounted(100, beta=0.5, zeta=0.25)
+        pace.begin(1.0)
+        pace.after(loss)
+        assert pace.planned == planned
+
+
 def test_a_round_of_which_nothing_is_known_discounts_nothing() -> None:
     pace = Discounted(10)
     pace.begin(1.0)

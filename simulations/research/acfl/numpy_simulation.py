@@ -1,360 +1,284 @@
-"""Simulates many ACFL trainings at once in NumPy, to compare policies round by round.
+"""Trains ACFL and its rivals in one process: the strategy's rounds without messages.
 
-The schemes of "Adaptive Coded Federated Learning: Privacy Preservation and Straggler Mitigation"
-(arXiv, 2024), sections 3 and 5, on the data of one `ACFLSyntheticData`: ACFL with each of its
-policies, and what it is compared with. All settings of a call meet the same stragglers and the same
-noise, up to its scale, so their difference is that of the settings.
+A `SimulatedACFL` is the strategy itself: its plan of the noise, coded data, weights, step sizes and
+steps are those of `flwr_privacy.strategies.ACFL`, and a device encodes its data by
+`flwr_privacy.acfl.release.LocalCodedData`. What is left out is Flower, the nodes' stores and their
+ledgers. All devices compute their gradients together, so that a round of 100 devices is about a
+XXX times as fast as on the inline engine. A test compares the models of both.
 
-The noise is drawn for the sum of the devices only, ``N(0, N s)``, floating point, from a seeded
-generator: this simulates a training and protects nobody.
+Trainings of one seed meet the same stragglers. All noise is from that seed: this protects nobody.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any, cast
 
 import numpy as np
+from flwr.app import MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_privacy.acfl.encoding import Moments
-from flwr_privacy.acfl.steps import StepSize
-from flwr_privacy.acfl.terms import ENCODINGS
-from flwr_privacy.acfl.weights import AlphaPolicy, Weights, coded_energy
-from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.acfl.encoding import Moments, check_data, moments_gradient
+from flwr_privacy.acfl.release import LocalCodedData
+from flwr_privacy.acfl.sums import RoundSums
+from flwr_privacy.acfl.terms import RECORD, SetupTerms
+from flwr_privacy.clients.acfl_data import PreparedData
+from flwr_privacy.errors import DataError, InvalidParameterError, check_integer, check_number
+from flwr_privacy.pipeline.mechanism import Facts
+from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.ledger import Question
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.stragglers import Stragglers
+from flwr_privacy.strategies import ACFL, LoopOptions
+from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.strategies.requests.messenger import Assigned
+from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.identity import stream
 
 from .synthetic_data import ACFLSyntheticData
 
-__all__ = ["ACFLSettings", "ACFLTrainingCurve", "coded_set", "simulate", "stragglers"]
+__all__ = ["MODEL", "ACFLTrainingCurve", "RandomStragglers", "SimulatedACFL", "of_seed"]
+
+MODEL = "W"
+"""Name of the model's only array, of shape (d, o)."""
 
 Array = NDArray[np.float64]
 
-_BLOCK = 2**22  # values that the sums of a block of rounds take
+_IN_TIME, _LATE = 1.0, 10.0  # virtual seconds of an answer
+_DEADLINE = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ACFLSettings:
-    """One training: what is encoded, with which noise, who straggles, and how it is weighed.
+class RandomStragglers(Stragglers):
+    """Stragglers of a simulation: a device misses a round with a probability, or always.
 
-    The schemes of section 5 are: ACFL as it is by default; NA ``alpha=0.5``; uncoded and rescaled
-    ``alpha=0``; coded only ``alpha=1``; stragglers ignored ``alpha=0, assumed_rate=0``; everybody
-    answers ``alpha=0, straggler_rate=0``; SCFL ``alpha=0.5, encoding="scfl", sigma2_sq=0``.
+    The draws of a round come from one stream. All rates are compared with the same draws: a device
+    that misses a round at one rate misses it at every larger one.
 
     Parameters
     ----------
-    alpha : {"estimated", "bounds", "horizon"} or float, default "estimated"
-        As of `AlphaPolicy`.
-    predictable : bool, default False
-        As of `AlphaPolicy`.
-    straggler_rate : float, default 0.2
+    rate : float, default 0.2
         Probability with which a device misses a round, at least 0 and below 1.
-    assumed_rate : float, optional
-        What the server takes for it. Default: the rate as it is.
     silent : int, default 0
-        Devices that never answer, the first ones (not in the paper); for each round the others are
-        drawn with `straggler_rate`.
-    sigma1_sq, sigma2_sq : float, default 1.0
-        Variances of a device's noise on features' and labels' moments; with ``scfl`` on projected
-        features and labels.
-    encoding : {"moments", "scfl"}, default "moments"
-        ACFL's, (2) and (3), or SCFL's projection onto as many rows as there are features (ours: of
-        SCFL the paper says little).
-    gradient_bound, model_bound : float, optional
-        beta and C, for ``bounds``.
+        Devices that never answer, the first ones (not in the paper).
 
     Raises
     ------
     InvalidParameterError
-        If a value is not allowed; if SCFL is to be weighed by a policy, which has no formula for
-        its noise.
+        If a value is not allowed.
     """
 
-    alpha: str | float = "estimated"
-    predictable: bool = False
-    straggler_rate: float = 0.2
-    assumed_rate: float | None = None
+    rate: float = 0.2
     silent: int = 0
-    sigma1_sq: float = 1.0
-    sigma2_sq: float = 1.0
-    encoding: str = "moments"
-    gradient_bound: float | None = None
-    model_bound: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice("encoding", self.encoding, ENCODINGS)
+        if not 0 <= check_number("rate", self.rate) < 1:
+            allowed = "a number of at least 0 and below 1"
+            raise InvalidParameterError("rate", self.rate, allowed)
         check_integer("silent", self.silent, minimum=0)
-        check_number("sigma1_sq", self.sigma1_sq, minimum=0)
-        check_number("sigma2_sq", self.sigma2_sq, minimum=0)
-        if self.encoding == "scfl" and isinstance(self.alpha, str):
-            raise InvalidParameterError("alpha", self.alpha, "a number for encoding = 'scfl'")
-        for name, rate in (("straggler_rate", self.straggler_rate), ("assumed_rate", self.rate)):
-            if not 0 <= check_number(name, rate) < 1:
-                raise InvalidParameterError(name, rate, "a number of at least 0 and below 1")
-        self.policy()
 
-    @property
-    def rate(self) -> float:
-        """What the server takes for the probability that a device straggles."""
-        return self.straggler_rate if self.assumed_rate is None else self.assumed_rate
+    def answered(self, devices: int, *, seed: int | str, server_round: int) -> NDArray[np.bool_]:
+        """Return which of the devices "0" to "N-1" answer in a round, shape (N,)."""
+        draws = stream(seed, "acfl stragglers", server_round).random(devices)
+        answered: NDArray[np.bool_] = draws >= self.rate
+        answered[: self.silent] = False
+        return answered
 
-    def policy(self) -> AlphaPolicy:
-        """Return what weighs the rounds of one training."""
-        return AlphaPolicy(
-            self.alpha,
-            straggler_rate=self.rate,
-            predictable=self.predictable,
-            gradient_bound=self.gradient_bound,
-            model_bound=self.model_bound,
-        )
+    def finish_time(
+        self, *, seed: int | str, server_round: int, client_id: str, phase: str, request: int = 0
+    ) -> float:
+        """Return the virtual seconds of an answer; the setup waits for everybody."""
+        row = int(client_id)
+        answered = self.answered(row + 1, seed=seed, server_round=server_round)
+        return _IN_TIME if answered[row] else _LATE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ACFLTrainingCurve:
-    """Losses and weights of the simulated trainings; S settings, T rounds.
+    """Losses and weights of a simulated training of T rounds.
 
     Parameters
     ----------
-    excess : ndarray of float64, shape (S, T + 1)
-        ``f(W) - f(W*)`` before the first round and after each; infinite or NaN once the model has
-        diverged beyond all floats.
+    excess : ndarray of float64, shape (T + 1,)
+        ``f(W) - f(W*)`` before the first round and after each; infinite once the model diverges.
     least_loss : float
         f(W*).
-    coded, received : ndarray of float64, shape (S, T)
-        The weights of the rounds; NaN where a round was skipped.
-    models : ndarray of float64, shape (S, d, o)
-        The last models.
+    coded, received : ndarray of float64, shape (T,)
+        The weights of the rounds; NaN where the model stayed.
+    model : ndarray of float64, shape (d, o)
+        The last model.
     """
 
     excess: Array
     least_loss: float
     coded: Array
     received: Array
-    models: Array
+    model: Array
 
     @property
     def losses(self) -> Array:
-        """The loss f(W), ACFL, (1), a sum over all records; shape (S, T + 1)."""
+        """The loss f(W), ACFL, (1), a sum over all records; shape (T + 1,)."""
         return self.excess + self.least_loss
 
 
-def stragglers(
-    data: ACFLSyntheticData, setting: ACFLSettings, *, rounds: int, seed: int
-) -> NDArray[np.bool_]:
-    """Return who answers in which round, shape (rounds, N).
+class _Present:
+    """The devices of a simulation, in place of those that a grid has."""
 
-    All settings compare the same uniform numbers with their own rates: who misses a round at one
-    rate misses it at every larger one.
-    """
-    chances = _chances(seed).random((rounds, data.devices))
-    return _answered(chances, setting.straggler_rate, setting.silent)
+    met = True
 
+    def __init__(self, devices: int) -> None:
+        self._devices = [str(row) for row in range(devices)]
 
-def coded_set(data: ACFLSyntheticData, setting: ACFLSettings, *, seed: int) -> Moments:
-    """Return the sum of all coded data sets, so that the coded gradient is ``features W - labels``.
-
-    Of ``moments`` ACFL, (4). The sum ``(Xt, Yt)`` of SCFL's projected data has the gradient
-    ``Xt^T (Xt W - Yt) / c - N s W`` with c rows and noise of variance s, which is of that form.
-
-    The noise of two settings differs by its scale only.
-    """
-    draws = stream(seed, "acfl noise", setting.encoding)
-    devices, _, d = data.features.shape
-    first, second = draws.normal(size=(d, d)), draws.normal(size=(d, data.labels.shape[2]))
-    first *= math.sqrt(devices * setting.sigma1_sq)
-    second *= math.sqrt(devices * setting.sigma2_sq)
-    if setting.encoding == "moments":
-        return Moments(data.curvature + first, data.cross.sum(axis=0) + second)
-    projection = draws.normal(size=(devices, d, data.features.shape[1]))
-    features = (projection @ data.features).sum(axis=0) + first
-    labels = (projection @ data.labels).sum(axis=0) + second
-    bias = devices * setting.sigma1_sq * np.eye(d)
-    return Moments(features.T @ features / d - bias, features.T @ labels / d)
+    def clients(self) -> list[str]:
+        return self._devices
 
 
-def simulate(
-    data: ACFLSyntheticData,
-    settings: Sequence[ACFLSettings],
-    *,
-    rounds: int,
-    steps: StepSize,
-    seed: int,
-    ridge: float = 0.0,
-) -> ACFLTrainingCurve:
-    """Train all settings at once, ACFL, (7) to (10), section 3.2.
+class SimulatedACFL(ACFL):
+    """ACFL whose devices, "0" to "N-1" by their rows of the data, answer without messages.
 
-    Parameters
-    ----------
-    data : ACFLSyntheticData
-        The data, and the first model.
-    settings : Sequence of ACFLSettings
-        What to train, at least one.
-    rounds : int
-        T, at least 1.
-    steps : StepSize
-        Of all settings.
-    seed : int
-        Root of the stragglers and of the noise.
-    ridge : float, default 0.0
-        A penalty ``ridge / 2 |W|^2`` whose gradient the server adds (not in the paper); it is no
-        part of the losses.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
+    Parameters are those of `flwr_privacy.strategies.ACFL`, with a seed and the stragglers
+    (`of_seed`). Gradients are exact and of all records, and every device is asked in every round.
 
     Examples
     --------
     >>> from flwr_privacy.simulations.research.acfl.synthetic_data import paper_data
-    >>> data = paper_data(0, N=20, m=30)
-    >>> both = [ACFLSettings(), ACFLSettings(alpha=0.5)]
-    >>> curve = simulate(data, both, rounds=100, steps=StepSize(2e-3, "inverse"), seed=0)
-    >>> bool(curve.excess[0, -1] < curve.excess[1, -1] < curve.excess[0, 0])
+    >>> from flwr_privacy.strategies import DataBounds, SetupVariances, Weighting
+    >>> def trained(alpha):
+    ...     training = SimulatedACFL(
+    ...         privacy=SetupVariances(sigma1_sq=1.0, sigma2_sq=1.0),
+    ...         weighting=Weighting(alpha=alpha, straggler_rate=0.2),
+    ...         data=DataBounds(max_records=30),
+    ...         learning_rate=2e-3,
+    ...         schedule="inverse",
+    ...         **of_seed(0),
+    ...     )
+    ...     return training.simulate(paper_data(0, N=20, m=30), rounds=100)
+    >>> adaptive, fixed = trained("estimated"), trained(0.5)
+    >>> bool(adaptive.excess[-1] < fixed.excess[-1] < fixed.excess[0])
     True
     """
-    if not settings:
-        raise InvalidParameterError("settings", [], "at least one")
-    check_integer("rounds", rounds, minimum=1)
-    check_number("ridge", ridge, minimum=0)
-    for setting in settings:
-        check_integer("silent", setting.silent, minimum=0, maximum=data.devices)
-    curve = ACFLTrainingCurve(
-        excess=np.empty((len(settings), rounds + 1)),
-        least_loss=data.least_loss,
-        coded=np.empty((len(settings), rounds)),
-        received=np.empty((len(settings), rounds)),
-        models=np.repeat(data.start[None], len(settings), axis=0),
-    )
-    answers = _Answers(settings, data, rounds=rounds, seed=seed)
-    weighing = _Weighing(settings, data)
-    coded = [coded_set(data, setting, seed=seed) for setting in settings]
-    features, labels = (np.array(part) for part in zip(*coded, strict=True))
-    models = curve.models
-    with np.errstate(over="ignore", invalid="ignore"):  # of a model that diverges
+
+    def simulate(self, data: ACFLSyntheticData, *, rounds: int) -> ACFLTrainingCurve:
+        """Train on the data for so many rounds, or until the model diverges.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the strategy has an option that is not simulated, the data are beyond its bounds, or
+            a value is not allowed.
+        """
+        stragglers, seed = self._drawn_from(data)
+        self.planned_rounds = check_integer("rounds", rounds, minimum=1)
+        self._simulated, model = data, data.start
+        self._template = {MODEL: model}
+        self.federation = cast("Any", _Present(data.devices))
+        self._announced = True  # a guarantee would be about nobody
+        self.setup(cast("Grid", None))
+        own = Moments(data.gram, data.cross)
+        devices, share, coded = self._devices(), self._asked_share(), self._set_up.coded
+        excess, weights = np.full(rounds + 1, math.inf), np.full((2, rounds), math.nan)
+        excess[0] = data.excess(model)
         for t in range(1, rounds + 1):
-            apart = models - data.best
-            curve.excess[:, t - 1] = _excess(apart, data)
-            received, squares, count = answers.of(t, apart)
-            a, w = weighing.of(t, count, squares, _dot(models, models))
-            curve.coded[:, t - 1], curve.received[:, t - 1] = a, w
-            step = a[:, None, None] * (features @ models - labels)
-            step += w[:, None, None] * received
-            step += ridge * models
-            step *= steps.at(t)
-            step[np.isnan(a)] = 0.0
-            models -= step
-        curve.excess[:, rounds] = _excess(models - data.best, data)
-    return curve
-
-
-class _Answers:
-    """What came in a round, from sums over the devices that answered.
-
-    A device's gradient is ``A_i E - R_i`` with E = W - W* and R_i = B_i - A_i W*, so its sum and
-    the sum of its squares take the sums of A_i, R_i, A_i^2, A_i R_i and |R_i|^2 only: no round has
-    to touch the devices. The sums of a block of rounds are one matrix product.
-    """
-
-    def __init__(
-        self, settings: Sequence[ACFLSettings], data: ACFLSyntheticData, *, rounds: int, seed: int
-    ) -> None:
-        streams = list(dict.fromkeys((one.straggler_rate, one.silent) for one in settings))
-        self._streams = streams
-        self._of_setting = [streams.index((one.straggler_rate, one.silent)) for one in settings]
-        self._chances = _chances(seed)
-        self._rounds = rounds
-        gram, rest = data.gram, data.cross - data.gram @ data.best
-        number = np.ones(data.devices)
-        self._devices = (gram, rest, gram @ gram, gram @ rest, _dot(rest, rest), number)
-        values = sum(part[0].size for part in self._devices)
-        self._block = max(1, _BLOCK // (values * len(streams)))
-        self._sums: list[Array] = []
-
-    def of(self, t: int, apart: Array) -> tuple[Array, Array, Array]:
-        """Return the sum of the gradients, the sum of their squares and their number."""
-        row = (t - 1) % self._block
-        if row == 0:
-            self._sums = self._next(min(self._block, self._rounds - (t - 1)))
-        own = (part[self._of_setting, row] for part in self._sums)
-        gram, rest, squared, mixed, constant, number = own
-        squares = _dot(apart, squared @ apart - 2 * mixed) + constant
-        return gram @ apart - rest, np.maximum(squares, 0.0), number
-
-    def _next(self, count: int) -> list[Array]:
-        """Return the sums of the next rounds, each of shape (streams, count, ...)."""
-        chances = self._chances.random((count, len(self._devices[0])))
-        answered = np.array([_answered(chances, *one) for one in self._streams], dtype=np.float64)
-        return [np.tensordot(answered, part, axes=1) for part in self._devices]
-
-
-class _Weighing:
-    """`AlphaPolicy` for all settings at once; what the rare cases are for is said there."""
-
-    def __init__(self, settings: Sequence[ACFLSettings], data: ACFLSyntheticData) -> None:
-        d, o = data.start.shape
-        self._rate = np.array([one.rate for one in settings])
-        self._noise = np.array([(d * one.sigma1_sq, d * o * one.sigma2_sq) for one in settings])
-        self._predictable = np.array([one.predictable for one in settings])
-        self._horizon = np.array([one.alpha == "horizon" for one in settings])
-        constant = [_constant(one, data) for one in settings]
-        self._constant = np.array([weights is not None for weights in constant])
-        self._given = np.array([weights or (math.nan, math.nan) for weights in constant])
-        self._beta2 = np.zeros(len(settings))
-        self._known = np.zeros(len(settings), dtype=np.bool_)
-
-    def of(self, t: int, count: Array, squares: Array, size: Array) -> tuple[Array, Array]:
-        """Return the weights of round t; NaN for a round that is skipped."""
-        came = count > 0
-        before, known = self._beta2, self._known
-        self._beta2 = np.where(came, squares / np.maximum(count, 1), before)
-        self._known = known | came
-        beta2 = np.where(self._predictable & known, before, self._beta2)
-        energy = (self._noise[:, 0] * size + self._noise[:, 1]) * np.where(self._horizon, t, 1)
-        a, w = _stable_weights(self._rate, beta2, energy)
-        a[~self._known] = w[~self._known] = math.nan
-        return (
-            np.where(self._constant, self._given[:, 0], a),
-            np.where(self._constant, self._given[:, 1], w),
+            found = None
+            if not self.weighting.coded_only:
+                here = stragglers.answered(data.devices, seed=seed, server_round=t)
+                came = moments_gradient(own, model)[here]
+                if len(came):
+                    found = RoundSums(len(came), came.sum(axis=0), float(np.sum(came**2)))
+            try:
+                new = self.descent.step(
+                    model, found, t=t, devices=devices, share=share, coded=coded, asked=None
+                )
+            except DataError:
+                break  # the model diverges
+            if new is not None:
+                numbers, model = self.descent.numbers, new
+                weights[:, t - 1] = numbers["alpha"], numbers["received_weight"]
+            excess[t] = data.excess(model)
+        return ACFLTrainingCurve(
+            excess=excess,
+            least_loss=data.least_loss,
+            coded=weights[0],
+            received=weights[1],
+            model=model,
         )
 
+    def setup(self, grid: Grid) -> None:
+        """Have all devices encode their data."""
+        self._check_begin()
+        if self.weighting.needs_setup:
+            self._ask_for_codes(grid, 0, {0: self.federation.clients()})
 
-def _constant(setting: ACFLSettings, data: ACFLSyntheticData) -> Weights | None:
-    """Return the weights of a setting that has the same in all rounds."""
-    if setting.alpha in ("estimated", "horizon"):
-        return None
-    energy = coded_energy(
-        (setting.model_bound or 0.0) ** 2, setting.sigma1_sq, setting.sigma2_sq, *data.start.shape
-    )
-    return setting.policy().weigh(t=1, answered=0, devices=data.devices, squares=0.0, energy=energy)
+    def ask(
+        self,
+        grid: Grid,
+        server_round: int,
+        phase: str,
+        content: RecordDict,
+        assigned: Assigned,
+        instruction: Instruction,
+        *,
+        quorum: int | None = None,
+    ) -> tuple[WeightedMean | None, MetricRecord | None]:
+        """Return the sum of the devices' coded data sets."""
+        terms = records.read(SetupTerms, instruction.fields)
+        release, mean = LocalCodedData(terms), instruction.accumulator()
+        data, seed = self._simulated, self.loop.seed or 0
+        question = Question(experiment_id=self.experiment.id, phase=phase, server_round=0)
+        for device, X, Y in zip(assigned[0], data.features, data.labels, strict=True):
+            prepared = PreparedData(
+                *check_data(
+                    X,
+                    Y,
+                    feature_bound=terms.feature_bound,
+                    label_bound=terms.label_bound,
+                    feature_norm=terms.feature_norm,
+                    label_norm=terms.label_norm,
+                    one_hot=terms.one_hot,
+                )
+            )
+            plan = release.plan({}, Facts(records=len(X), columns=(X.shape[1], Y.shape[1])))
+            # As the node of a device does, see `NodeRules.random`.
+            random = SecureRandom.insecure(seed, "noise", device, *astuple(question))
+            coded, _ = release.noise(release.measure({}, prepared), plan, random)
+            mean.accumulate(device, coded, weight=1)
+        return mean, None
+
+    def _drawn_from(self, data: ACFLSyntheticData) -> tuple[RandomStragglers, int]:
+        """Return the stragglers and the seed, unless an option is not simulated."""
+        stragglers, seed = self.loop.stragglers, self.loop.seed
+        if not isinstance(stragglers, RandomStragglers) or seed is None:
+            raise InvalidParameterError("loop", self.loop, "that of `of_seed`")
+        check_integer("silent", stragglers.silent, minimum=0, maximum=data.devices)
+        simulated = {
+            "privacy": self.privacy.noise != RECORD,
+            "straggler_rate": self.weighting.own_rates is None,
+            "batch_fraction": self.batch_fraction == 1,
+            "fraction_train": self.fraction_train == 1,
+            "inner": self.inner is None,
+            "secure_sum": self.secure_sum is None,
+        }
+        if others := [name for name, is_simulated in simulated.items() if not is_simulated]:
+            allowed = "exact gradients of all records, from every device and with one rate of all"
+            raise InvalidParameterError(others[0], "an option that is not simulated", allowed)
+        return stragglers, seed
 
 
-def _stable_weights(p: Array, beta2: Array, energy: Array) -> tuple[Array, Array]:
-    """Return `stable_weights` of each entry."""
-    shift = -np.frexp(np.maximum(beta2, energy))[1]
-    missing, coded = p * np.ldexp(beta2, shift), np.ldexp(energy, shift)
-    den = missing + (1 - p) * coded
-    with np.errstate(divide="ignore"):
-        a, w = missing / den, coded / den
-    uncoded = ~((den > 0) & np.isfinite(beta2) & np.isfinite(energy) & np.isfinite(w))
-    a[uncoded], w[uncoded] = 0.0, 1 / (1 - p[uncoded])
-    return a, w
+def of_seed(seed: int, *, rate: float = 0.2, silent: int = 0) -> dict[str, Any]:
+    """Return the keywords of a strategy whose stragglers and noise come from a seed.
 
+    Parameters
+    ----------
+    seed : int
+        Root of all draws.
+    rate, silent
+        As of `RandomStragglers`.
 
-def _chances(seed: int) -> np.random.Generator:
-    return stream(seed, "acfl stragglers")
-
-
-def _answered(chances: Array, rate: float, silent: int) -> NDArray[np.bool_]:
-    answered: NDArray[np.bool_] = chances >= rate
-    answered[:, :silent] = False
-    return answered
-
-
-def _dot(first: Array, second: Array) -> Array:
-    """Return the inner products of matrices one by one, shape (S,)."""
-    products: Array = np.einsum("sij,sij->s", first, second)
-    return products
-
-
-def _excess(apart: Array, data: ACFLSyntheticData) -> Array:
-    return _dot(apart, data.curvature @ apart) / 2
+    Examples
+    --------
+    >>> sorted(of_seed(0))
+    ['loop']
+    """
+    stragglers = RandomStragglers(rate=rate, silent=silent)
+    loop = LoopOptions(seed=seed, experiment_id="numpy", stragglers=stragglers, deadline=_DEADLINE)
+    return {"loop": loop}

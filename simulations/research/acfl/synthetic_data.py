@@ -99,6 +99,11 @@ class ACFLSyntheticData:
         """The strong convexity of f: the least eigenvalue of A."""
         return float(np.linalg.eigvalsh(self.curvature)[0])
 
+    def excess(self, model: Array) -> float:
+        """Return ``f(W) - f(W*)`` of a model."""
+        apart = model - self.best
+        return float(np.sum(apart * (self.curvature @ apart))) / 2
+
 
 def paper_data(
     seed: int, *, N: int = 100, m: int = 100, d: int = 10, o: int = 10

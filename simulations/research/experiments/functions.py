@@ -1,21 +1,28 @@
 """Functions for figures that show no training of the app, e.g. bounds and simulations.
 
-Some are formulas. Others are simulations: trainings by the mathematics alone, whose data, noise and
+Some are formulas. Others are simulations: trainings without messages, whose data, noise and
 stragglers depend on a seed, and which are compared over seeds as trainings are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from flwr_privacy.acfl.options import (
+    DataBounds,
+    Exact,
+    NoisedSetup,
+    SetupVariances,
+    Weighting,
+)
 from flwr_privacy.acfl.privacy import sigma2_for_eps
-from flwr_privacy.acfl.scfl import sigma2_for_eps_projected
-from flwr_privacy.acfl.steps import StepSize
+from flwr_privacy.acfl.terms import SCFL
 from flwr_privacy.errors import InvalidParameterError, check_choice
 from flwr_privacy.simulations.research.acfl.numpy_simulation import (
-    ACFLSettings,
     ACFLTrainingCurve,
-    simulate,
+    SimulatedACFL,
+    of_seed,
 )
 from flwr_privacy.simulations.research.acfl.synthetic_data import (
     ACFLSyntheticData,
@@ -85,32 +92,52 @@ def acfl_bound(point: Point) -> float:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Data of a simulation from a seed, and its step size."""
+    """Data of a simulation from a seed, a bound of its labels, and its step size."""
 
     data: Callable[[int], ACFLSyntheticData]
-    steps: Callable[[ACFLSyntheticData], StepSize]
+    label_bound: float
+    steps: Callable[[ACFLSyntheticData], Mapping[str, Any]]
 
 
 _STAGES = {
-    "paper": _Stage(paper_data, lambda data: StepSize(1e-4, "inverse")),
+    "paper": _Stage(paper_data, 1.0, lambda _: {"learning_rate": 1e-4, "schedule": "inverse"}),
     # 1 / (lambda (t + 3))
     "heterogeneous": _Stage(
-        heterogeneous_data, lambda data: StepSize(1 / (3 * data.convexity), "shifted", 3)
+        heterogeneous_data,
+        2.0,
+        lambda data: {
+            "learning_rate": 1 / (3 * data.convexity),
+            "schedule": "shifted",
+            "shift": 3.0,
+        },
     ),
 }
-_OF_SETTING = {field.name for field in fields(ACFLSettings)} - {"sigma1_sq", "sigma2_sq"}
-_OF_POINT = {"data", "round", "noise", "epsilon"} | _OF_SETTING
+_Setting = frozenset[tuple[str, Any]]
+_OF_WEIGHTING = ("alpha", "predictable", "gradient_bound")
+_OF_STRATEGY = ("encoding", "model_bound")
+_OF_POINT = {
+    *("data", "round", "noise", "epsilon", "straggler_rate", "assumed_rate", "silent"),
+    *_OF_WEIGHTING,
+    *_OF_STRATEGY,
+}
 
 
 def acfl_losses(points: Sequence[Point], seed: int) -> list[float]:
     """Return the training losses f(W) of simulations of ACFL and its rivals, for one seed.
+
+    The rivals of section 5 are: NA ``alpha=0.5``; uncoded and rescaled ``alpha=0``; coded only
+    ``alpha=1``; stragglers ignored ``alpha=0, assumed_rate=0``; everybody answers ``alpha=0,
+    straggler_rate=0``; SCFL ``alpha=0.5, encoding="scfl"``.
 
     Parameters
     ----------
     points : Sequence of Mapping
         ``data``: ``paper`` or ``heterogeneous``; ``round``, after which the loss is taken;
         ``noise``, the variance of all noise, or ``epsilon``, the nats of an upload that it is
-        calibrated to; without both there is none. The rest are those of a `ACFLSettings`.
+        calibrated to; without both there is none. ``straggler_rate``, with which a device misses a
+        round (0.2); ``assumed_rate``, what the server takes for it (the same); ``silent``, how many
+        devices never answer (0). The rest are those of `flwr_privacy.strategies.ACFL`: ``alpha``,
+        ``predictable``, ``gradient_bound``, ``model_bound`` and ``encoding``.
     seed : int
         Root of data, stragglers and noise; all points share them.
 
@@ -119,56 +146,61 @@ def acfl_losses(points: Sequence[Point], seed: int) -> list[float]:
     InvalidParameterError
         If a key is unknown or a value is not allowed.
     """
-    return _simulated(points, seed, lambda curve, row, t: curve.losses[row, t])
+    return _simulated(points, seed, lambda curve, t: curve.losses[t])
 
 
 def acfl_excess(points: Sequence[Point], seed: int) -> list[float]:
     """Return what `acfl_losses` returns less the least loss, f(W) - f(W*)."""
-    return _simulated(points, seed, lambda curve, row, t: curve.excess[row, t])
+    return _simulated(points, seed, lambda curve, t: curve.excess[t])
 
 
 def _simulated(
-    points: Sequence[Point], seed: int, of: Callable[[ACFLTrainingCurve, int, int], float]
+    points: Sequence[Point], seed: int, of: Callable[[ACFLTrainingCurve, int], float]
 ) -> list[float]:
-    """Train each setting once, all on the same data together, and read the points off."""
-    places: dict[str, dict[ACFLSettings, int]] = {}  # rows by setting, by data
-    rounds: dict[str, int] = {}
-    data_sets: dict[str, ACFLSyntheticData] = {}
-    read = []
+    """Train each setting once, up to the last round that is read, and read the points off."""
+    rounds: dict[_Setting, int] = {}
     for point in points:
         for key in point:
             check_choice("setting", key, _OF_POINT)
-        name = check_choice("data", point["data"], _STAGES)
-        if name not in data_sets:
-            data_sets[name] = _STAGES[name].data(seed)
-        rows = places.setdefault(name, {})
-        row = rows.setdefault(_setting(point, data_sets[name]), len(rows))
-        rounds[name] = max(rounds.get(name, 1), int(point["round"]))
-        read.append((name, row, int(point["round"])))
-    curves = {
-        name: simulate(
-            data_sets[name],
-            list(rows),
-            rounds=rounds[name],
-            steps=_STAGES[name].steps(data_sets[name]),
-            seed=seed,
-        )
-        for name, rows in places.items()
-    }
-    return [float(of(curves[name], row, t)) for name, row, t in read]
+        check_choice("data", point["data"], _STAGES)
+        setting = _setting(point)
+        rounds[setting] = max(rounds.get(setting, 1), int(point["round"]))
+    data_sets = {name: _STAGES[name].data(seed) for name in {point["data"] for point in points}}
+    curves = {}
+    for setting, last in rounds.items():
+        point = dict(setting)
+        data = data_sets[point["data"]]
+        curves[setting] = _training(point, data, seed).simulate(data, rounds=last)
+    return [float(of(curves[_setting(point)], int(point["round"]))) for point in points]
 
 
-def _setting(point: Point, data: ACFLSyntheticData) -> ACFLSettings:
-    own = {key: value for key, value in point.items() if key in _OF_SETTING}
-    projected = own.get("encoding") == "scfl"
-    s = point.get("noise", 0.0)
+def _setting(point: Point) -> _Setting:
+    """Return what of a point is about the training, not about where its curve is read."""
+    return frozenset((key, value) for key, value in point.items() if key != "round")
+
+
+def _training(point: Point, data: ACFLSyntheticData, seed: int) -> SimulatedACFL:
+    """Return the strategy of a point, with its stragglers."""
+    stage, rate = _STAGES[point["data"]], point.get("straggler_rate", 0.2)
+    s, projected = point.get("noise"), point.get("encoding") == SCFL
+    privacy: NoisedSetup | SetupVariances | Exact = Exact()
     if "epsilon" in point:
-        if "noise" in point:
+        if s is not None:
             raise InvalidParameterError("noise", s, "no noise beside epsilon, which it follows")
-        d, o = data.start.shape
-        eps = point["epsilon"]
-        s = sigma2_for_eps_projected(eps, d) if projected else sigma2_for_eps(eps, d, o)
-    return ACFLSettings(**own, sigma1_sq=s, sigma2_sq=0.0 if projected else s)
+        privacy = NoisedSetup(mi_epsilon=point["epsilon"])
+    elif s:
+        privacy = SetupVariances(sigma1_sq=s, sigma2_sq=None if projected else s)
+    return SimulatedACFL(
+        privacy=privacy,
+        weighting=Weighting(
+            straggler_rate=point.get("assumed_rate", rate),
+            **{key: point[key] for key in _OF_WEIGHTING if key in point},
+        ),
+        data=DataBounds(label_bound=stage.label_bound, max_records=data.features.shape[1]),
+        **stage.steps(data),
+        **{key: point[key] for key in _OF_STRATEGY if key in point},
+        **of_seed(seed, rate=rate, silent=point.get("silent", 0)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

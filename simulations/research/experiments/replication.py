@@ -81,7 +81,8 @@ three seeds, a rough rule). **Undecided**: the difference is smaller than that. 
 that of the first curve over the second, with its standard error. A run that diverged is worse than
 any that did not. **Scaled down**: fewer clients, records and rounds than in the paper; the
 experiment's file in `simulations/research/` lists the differences. **NumPy simulation**: the
-scheme's mathematics alone, without Flower, at the paper's size unless it says "scaled down".
+scheme's mathematics or its strategy's rounds, without Flower and messages, at the paper's size
+unless it says "scaled down".
 """
 
 

@@ -28,8 +28,8 @@ import numpy as np
 
 from flwr_privacy.coding.thresholds import max_partitions
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.fedvs.costs import Costs, cost_model
 from flwr_privacy.simulations.research.fedvs.paper.conventions import conventions
-from flwr_privacy.simulations.research.fedvs.paper.costs import Costs, cost_model
 from flwr_privacy.simulations.research.points import Point, Values
 from flwr_privacy.wire.identity import derive_seed
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,16 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.fedvs.delays import BATCHES, LOG_BASES, HalfSlow
 from flwr_privacy.fedvs.network import expanded_width
+from flwr_privacy.fedvs.options import (
+    VAFL,
+    ColumnFeatures,
+    IgnoreStragglers,
+    LagrangeCoding,
+    Quantisation,
+    WaitNoised,
+)
 from flwr_privacy.fedvs.quantisation import Scales
+from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.wire.identity import stream
 
 __all__ = ["AGGREGATIONS", "METHODS", "FedVSSettings", "FedVSSyntheticData"]
@@ -48,6 +58,11 @@ class FedVSSyntheticData:
     test_labels : (m,) ndarray
         Their labels.
 
+    Attributes
+    ----------
+    serial : int
+        A number that no other data of this process have.
+
     Raises
     ------
     DataError
@@ -58,6 +73,7 @@ class FedVSSyntheticData:
     labels: NDArray[Any]
     test_blocks: Sequence[Block]
     test_labels: NDArray[Any]
+    serial: int = field(init=False, default_factory=count().__next__)
 
     def __post_init__(self) -> None:
         for name, blocks, labels in (
@@ -120,13 +136,8 @@ class FedVSSettings:
         FedVS's scales.
     w_max : float, default 2.0
         Bound of FedVS's weights.
-    project : bool, default True
-        Whether weights are brought back to it; otherwise they may leave it.
     prime : int, default 2**31 - 1
         FedVS's field.
-    coded : bool, default False
-        Whether FedVS's sums are decoded from shares, of the fastest clients, as in an app. They are
-        the same, bit for bit, and take far longer.
     epsilon : float, default 5.0
         The epsilon' of wait-dp.
     clip : float, optional
@@ -136,8 +147,6 @@ class FedVSSettings:
         is that of a single entry of one round.
     test_noise : bool, default False
         Whether wait-dp has its noise in tests too.
-    evaluate_all : bool, default False
-        Whether the clients that were ignored take part in tests.
     stragglers : int, optional
         How many clients are slow; half of them by default.
     slow : {"drawn", "first", "last"}, default "drawn"
@@ -171,13 +180,10 @@ class FedVSSettings:
     data_bits: int = 8
     weight_bits: int = 8
     w_max: float = 2.0
-    project: bool = True
     prime: int = MERSENNE_31
-    coded: bool = False
     epsilon: float = 5.0
     clip: float | None = None
     test_noise: bool = False
-    evaluate_all: bool = False
     stragglers: int | None = None
     slow: str = "drawn"
     log_base: str = "e"
@@ -202,8 +208,7 @@ class FedVSSettings:
             check_number("clients_learning_rate", self.clients_learning_rate, minimum=0)
         if self.clip is not None:
             check_number("clip", self.clip, minimum=math.ulp(0.0))
-        for name in ("project", "coded", "test_noise", "evaluate_all"):
-            check_flag(name, getattr(self, name))
+        check_flag("test_noise", self.test_noise)
         check_choice("slow", self.slow, SLOW)
         check_choice("log_base", self.log_base, LOG_BASES)
         check_choice("batch", self.batch, BATCHES)
@@ -239,23 +244,58 @@ class FedVSSettings:
         check_integer("clients", clients, minimum=recovery_threshold(K, self.T))
         return K
 
+    def strategy(self, clients: int, seed: int) -> dict[str, Any]:
+        """Return the keywords of the strategy, but for labels, server model and loop."""
+        own: dict[str, Any] = {}
+        if self.method == "fedvs":
+            own["coding"] = LagrangeCoding(K=self.segments(clients), T=self.T)
+            own["quantisation"] = Quantisation(
+                prime=self.prime,
+                data_bits=self.data_bits,
+                weight_bits=self.weight_bits,
+                w_max=self.w_max,
+            )
+        elif self.method == "masked":
+            own["secure_sum"] = SecureSum(threshold=clients, value_range=64.0, bits=23)
+        elif self.method != "wait":
+            own["method"] = {
+                "ignore": IgnoreStragglers(),
+                "vafl": VAFL(),
+                "wait-dp": WaitNoised(epsilon=self.epsilon, clip=self.clip),
+            }[self.method]
+        return {
+            **own,
+            "data": ColumnFeatures(order=self.order),
+            "embedding": self.embedding,
+            "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate,
+            "client_learning_rate": self.clients_learning_rate,
+            "aggregation": "mean" if self.aggregation == "mean" else "sum",
+            "delays": self._delays(clients, seed),
+        }
+
     def delays(self, clients: int, seed: int) -> HalfSlow:
-        """Return the delays of clients with the names "0" to "N - 1"; who is slow, by the seed."""
+        """Return the delays of clients with the names "0" to "N - 1", without what is counted."""
+        K = self.segments(clients)
+        return HalfSlow(batch_size=self.batch_size, K=K, **self._delays(clients, seed))
+
+    def _delays(self, clients: int, seed: int) -> dict[str, Any]:
+        """Return the parameters of the delays; who is slow, by the seed."""
         everyone = np.arange(clients)
         places = {
             "drawn": stream(seed, "stragglers").permutation(clients),
             "first": np.roll(everyone, clients - self._slow_ones(clients)),
             "last": everyone,
         }[self.slow]
-        return HalfSlow(
-            clients=tuple(str(n) for n in places),
-            stragglers=self.stragglers,
-            batch_size=self.batch_size,
-            K=self.segments(clients),
-            batch=self.batch,
-            log_base=self.log_base,
-            scale=self.delay_scale,
-        )
+        return {
+            "clients": tuple(str(n) for n in places),
+            "stragglers": self.stragglers,
+            "batch": self.batch,
+            "log_base": self.log_base,
+            "scale": self.delay_scale,
+            "bandwidth_mbps": self.bandwidth_mbps,
+            "speed": self.speed,
+        }
 
     def _slow_ones(self, clients: int) -> int:
         return clients // 2 if self.stragglers is None else self.stragglers

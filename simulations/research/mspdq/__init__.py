@@ -1,1 +1,1 @@
-"""MSP and MSPDQ: bounds, numpy simulations, attacks, and the figures of the paper."""
+"""MSP and MSPDQ: bounds, attacks, and the figures of the paper."""

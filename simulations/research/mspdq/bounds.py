@@ -10,7 +10,7 @@ squared distance of the first model from the optimum.
 import math
 
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.simulations.research.mspdq.theory import k_rounds, shift_theta
+from flwr_privacy.mspdq.theory import k_rounds, shift_theta
 
 __all__ = [
     "D1",
@@ -83,7 +83,7 @@ def bound_mspdq(
 ) -> float:
     """Return Theorem 3's bound: Theorem 2's with ``D2 + D3``.
 
-    It needs as many mixing steps as `flwr_privacy.simulations.research.mspdq.theory.k_rounds` says
+    It needs as many mixing steps as `flwr_privacy.mspdq.theory.k_rounds` says
     and more, because the falling coupling mixes slower than the proof supposes, and the bits of
     `flwr_privacy.simulations.research.mspdq.theory.min_bits`.
     """

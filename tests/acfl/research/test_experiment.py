@@ -10,15 +10,15 @@ from experiment_files import INLINE, OPEN, YES
 
 from flwr_privacy.acfl.privacy import sigma2_for_eps
 from flwr_privacy.acfl.scfl import sigma2_for_eps_projected
-from flwr_privacy.acfl.steps import StepSize
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.acfl.numpy_simulation import ACFLSettings, simulate
+from flwr_privacy.simulations.research.acfl.numpy_simulation import SimulatedACFL, of_seed
 from flwr_privacy.simulations.research.acfl.synthetic_data import paper_data
 from flwr_privacy.simulations.research.acfl.theory import record_epsilon
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments.replication import replication
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
 from flwr_privacy.simulations.research.experiments.runs import train
+from flwr_privacy.strategies import DataBounds, SetupVariances, Weighting
 
 
 def test_the_figures_of_the_acfl_paper_are_there() -> None:
@@ -110,18 +110,19 @@ def test_a_function_of_a_seed_is_judged_over_seeds(
         (4, "ACFL", 0),
     ]
     for seed in (3, 4):
-        curve = simulate(
-            paper_data(seed),
-            [
-                ACFLSettings(sigma1_sq=10, sigma2_sq=10),
-                ACFLSettings(alpha=0.5, sigma1_sq=10, sigma2_sq=10),
-            ],
-            rounds=20,
-            steps=StepSize(1e-4, "inverse"),
-            seed=seed,
-        )
+        losses = []
+        for alpha in ("estimated", 0.5):
+            training = SimulatedACFL(
+                privacy=SetupVariances(sigma1_sq=10, sigma2_sq=10),
+                weighting=Weighting(alpha=alpha, straggler_rate=0.2),
+                data=DataBounds(max_records=100),
+                learning_rate=1e-4,
+                schedule="inverse",
+                **of_seed(seed),
+            )
+            losses += training.simulate(paper_data(seed), rounds=20).losses[[0, 20]].tolist()
         own = [run.values["loss"][0] for run in runs if run.seed == seed]
-        assert own == pytest.approx(curve.losses[:, [0, 20]].ravel().tolist(), rel=1e-12)
+        assert own == pytest.approx(losses, rel=1e-12)
     results = ExperimentResults(experiment=simulated, full=False, runs=runs)
     assert results.seeds == [3, 4, 5]
     (finding,) = results.findings()

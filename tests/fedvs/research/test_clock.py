@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from vertical_simulation import NO_TIME, curve, setting, small
 
-from flwr_privacy.simulations.research.fedvs.paper.conventions import transfer_seconds
-from flwr_privacy.simulations.research.fedvs.paper.costs import cost_model
+from flwr_privacy.fedvs.clock import transfer_seconds
+from flwr_privacy.fedvs.costs import cost_model
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,12 @@ def test_packed_codes_that_are_none_leave_no_trace(levels, packed, error):
     total.add(np.array([0x01, 0], np.uint8))  # the weight that was refused was not spent
 
 
+@pytest.mark.parametrize("weights", [0, 2**40 + 1])
+def test_a_sum_of_weights_that_no_integer_has_room_for_is_refused(weights):
+    with pytest.raises(InvalidParameterError, match=f"weights = {weights}: expected an integer"):
+        CodeSum(size=1, levels=2, weights=weights)
+
+
 def test_bits_after_the_last_code_are_found_before_anything_is_added(monkeypatch):
     monkeypatch.setattr(quantize, "_BLOCK", 64)
     total = CodeSum(size=100, levels=8, weights=1)

@@ -96,15 +96,29 @@ def test_a_client_counts_once():
 
 def test_state_round_trip_and_metrics():
     mean = WeightedMean(TEMPLATE)
-    mean.accumulate("a", reply(1), weight=1, metrics={"loss": 2.0, "each": [1, 2]})
-    mean.accumulate("b", reply(2), weight=3, metrics={"loss": math.nan, "each": [3, 6]})
+    mean.accumulate("a", reply(1), weight=1, metrics={"loss": 2.0, "each": [1, 2], "one": [5]})
+    mean.accumulate("b", reply(2), weight=3, metrics={"loss": math.nan, "each": [3, 6], "one": [5]})
     arrays_, fields = mean.state()
     copy = WeightedMean(TEMPLATE).from_state(arrays_, fields)
     assert copy.clients == {"a", "b"}
     # The NaN is left out of the mean of its own metric only.
-    assert copy.metrics() == {"loss": 2.0, "each": [2.5, 5.0]}
+    assert copy.metrics() == {"loss": 2.0, "each": [2.5, 5.0], "one": [5.0]}
     for name, array in mean.finish().items():
         np.testing.assert_array_equal(copy.finish()[name], array)
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(np.int32, 2**31 - 1), (np.int64, 2**63 - 1024)])
+def test_the_largest_integers_do_not_turn_over(dtype, largest):
+    """Between 2**63 - 1024 and 2**63, which int64 does not hold, float64 has no number."""
+    mean = WeightedMean({"n": np.zeros(1, dtype)})
+    mean.accumulate("a", {"n": np.array([np.iinfo(dtype).max], dtype)}, weight=1)
+    assert mean.finish()["n"].tolist() == [largest]
+
+
+def test_a_single_float64_whose_sum_could_overflow_is_refused():
+    mean = WeightedMean({"w": np.zeros(1)})
+    with pytest.raises(ReplyRefusedError, match=r"range: array 'w' has values beyond 2\*\*900"):
+        mean.accumulate("a", {"w": np.array([-(2.0**901)])}, weight=1)
 
 
 def test_state_that_does_not_fit_is_refused():

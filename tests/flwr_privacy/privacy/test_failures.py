@@ -76,6 +76,12 @@ def test_update_and_count_are_within_the_norm_and_no_further_apart_than_is_charg
         assert np.linalg.norm(first - second) <= math.sqrt(2) * norm * (1 + 1e-12)
 
 
+def test_a_grid_may_be_as_coarse_as_the_norm() -> None:
+    assert failed_code(1.0, 1.0) == 1
+    with pytest.raises(InvalidParameterError, match="a step of at most the clipping norm"):
+        failed_code(0.999, 1.0)
+
+
 def test_the_charge_is_that_of_the_update_alone() -> None:
     counted, plain = UPDATE, with_(UPDATE, count_failed=False)
     assert counted.charge() == plain.charge()

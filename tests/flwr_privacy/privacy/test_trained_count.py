@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flwr_privacy.privacy import trained_count
-from flwr_privacy.privacy.trained_count import FALSE_ALARM, TrainedCount, forecast, margin
+from flwr_privacy.privacy.trained_count import FALSE_ALARM, TrainedCount, margin, noticed
 
 
 def test_a_training_in_which_enough_train_is_seldom_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +24,14 @@ def test_a_training_in_which_enough_train_is_seldom_ended(monkeypatch: pytest.Mo
     assert alarms > 0  # the bound is no idle one
 
 
+def test_as_many_as_have_to_are_enough_where_nothing_is_uncertain() -> None:
+    count = TrainedCount()
+    count.add(1, answers=20, failed=5.0, sigma=0.0, quorum=15)
+    assert not count.too_few
+    count.add(2, answers=20, failed=6.0, sigma=0.0, quorum=15)
+    assert count.too_few
+
+
 def test_what_may_go_wrong_adds_up_to_the_bound_over_any_number_of_rounds() -> None:
     rare = [math.exp(-(margin(r) ** 2) / 2) for r in range(1, 20_000)]
     assert 0.9999 * FALSE_ALARM < sum(rare) < FALSE_ALARM
@@ -31,18 +39,18 @@ def test_what_may_go_wrong_adds_up_to_the_bound_over_any_number_of_rounds() -> N
 
 @pytest.mark.parametrize(("sigma", "quorum"), [(40.0, None), (25.0, 20), (1.0, None)])
 def test_a_failure_of_all_is_noticed_about_when_it_is_said(sigma: float, quorum: int) -> None:
-    text, in_time = forecast(20, sigma, quorum, 3)
+    text, in_time = noticed(20, sigma, quorum, 3)
     rounds = int(text.split("after about ")[1].split()[0])
     assert in_time == (rounds <= 3)
-    draws, noticed = np.random.default_rng(2), []
+    draws, after = np.random.default_rng(2), []
     for _ in range(200):
         count, server_round = TrainedCount(), 0
         while not count.too_few:
             server_round += 1
             failed = 20 + draws.normal(0, sigma)
             count.add(server_round, answers=20, failed=failed, sigma=sigma, quorum=quorum)
-        noticed.append(server_round)
-    assert 0.7 * rounds <= np.median(noticed) <= max(1, 1.2 * rounds)
+        after.append(server_round)
+    assert 0.7 * rounds <= np.median(after) <= max(1, 1.2 * rounds)
 
 
 def test_the_state_is_taken_up_and_a_run_that_was_ended_begins_anew() -> None:

@@ -1,15 +1,13 @@
 import numpy as np
 import pytest
+from mixing_rounds import Transcript, learning_round, terms_of
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import (
-    Intervals,
     Mixing,
     NoiseSplit,
     SubStates,
     UniformSplit,
-    decode_start,
-    encode_start,
 )
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.simulations.research.mspdq.consensus import (
@@ -20,11 +18,6 @@ from flwr_privacy.simulations.research.mspdq.consensus import (
     recover_w_tracked,
     relative_error,
 )
-from flwr_privacy.simulations.research.mspdq.numpy_simulation import (
-    Transcript,
-    simulate_msp,
-    simulate_mspdq,
-)
 
 CLIENTS, SIZE, KAPPA = 20, 10_000, 0.5
 COMMON = 0.05 * np.random.default_rng(21).normal(size=SIZE)  # the model that training began with
@@ -34,19 +27,13 @@ MODELS = COMMON + 0.01 * np.random.default_rng(22).normal(size=(CLIENTS, SIZE))
 def msp(mixing: Mixing, split=None) -> Transcript:
     random, split = SecureRandom.insecure(21), split or UniformSplit()
     visible = np.stack([split.visible(model, random) for model in MODELS])
-    return simulate_msp(MODELS, visible, mixing, random)
+    return learning_round(terms_of(mixing), MODELS, random, visible=visible)
 
 
 def mspdq(start: str, bits: int, mixing: Mixing) -> Transcript:
-    random, levels = SecureRandom.insecure(21), 2**bits
-    if start == "global":
-        first = np.tile(COMMON, (CLIENTS, 1))
-    else:
-        visible = [UniformSplit().visible(model, random) for model in MODELS]
-        snapped = [decode_start(*encode_start(v, levels, random), levels) for v in visible]
-        first = np.tile(snapped[0], (CLIENTS, 1)) if start == "reference" else np.stack(snapped)
     rule = "self" if start == "independent" else "linf"
-    return simulate_mspdq(MODELS, first, mixing, Intervals(rule=rule), levels, random)
+    terms = terms_of(mixing, levels=2**bits, start=start, interval=rule)
+    return learning_round(terms, MODELS, SecureRandom.insecure(21), start=COMMON)
 
 
 def tracked(seen: Transcript, mixing: Mixing, bits: int, i: int) -> np.ndarray:
@@ -172,7 +159,8 @@ def test_sums_alone_tell_no_attack_about_one_client():
         averages=seen.averages,
         widths=seen.widths,
         saturated=0,
-        states=seen.states,
+        visible=seen.visible,
+        hidden=seen.hidden,
     )
     mean = MODELS.mean(axis=0)
     for i in range(CLIENTS):

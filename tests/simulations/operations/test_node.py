@@ -1,6 +1,7 @@
 """What `flwr-privacy node check` finds, and what `node metrics` tells a monitor."""
 
 import email.utils
+import errno
 import http.server
 import os
 import ssl
@@ -87,9 +88,28 @@ def test_a_good_node_has_one_warning(node: Node) -> None:
     assert "this node is 'ward-7'" in done.stdout
 
 
+@pytest.mark.parametrize("method", ["lstat", "is_dir"])
+def test_a_state_folder_out_of_reach_has_a_line(
+    node: Node, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = getattr(Path, method)
+
+    def denied(path: Path) -> Any:
+        if node.state in (path, path.parent):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(Path, method, denied)
+    done = node.check()
+    assert done.exit_code == 1
+    assert "fail  state: --state = " in done.stdout
+    assert "that this user may search (Permission denied)\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
+        (lambda n: n.state.rename(n.state.parent / "elsewhere"), ": mkdir -m 700 "),
         (lambda n: n.state.chmod(0o750), "fail  state: other users may look into"),
         (lambda n: (n.state / "ward-7.ledger").chmod(0o640), "fail  state: other users may use"),
         (lambda n: n.policy.unlink(), "fail  policy: policy = "),
@@ -364,7 +384,7 @@ def test_a_node_without_the_simulation_extra_has_the_commands(node: Node, comman
     if command == "node check":
         arguments += node.options()
     elif "--help" not in command:
-        arguments.append(str(node.state))
+        arguments += ["--state", str(node.state)]
     if command == "key":
         arguments = ["key", str(node.state / "new.pem")]
     code = BARE.format(extra=EXTRA, arguments=arguments)

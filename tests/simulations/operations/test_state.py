@@ -1,12 +1,13 @@
 """What `flwr-privacy state` shows and deletes of state folders that real trainings left."""
 
+import errno
 import json
 import os
 import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from pinned import pinned_nodes
@@ -48,9 +49,9 @@ SCHEMES: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-def run(*arguments: str | Path) -> Result:
-    command = ["state", *map(str, arguments)]
-    return CliRunner().invoke(app, command, catch_exceptions=False)
+def run(command: str, folder: Path, *options: str | Path) -> Result:
+    command_line = ["state", command, "--state", str(folder), *map(str, options)]
+    return CliRunner().invoke(app, command_line, catch_exceptions=False)
 
 
 class Trained:
@@ -292,3 +293,18 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     for command in ("show", "prune"):
         with pytest.raises(InvalidParameterError, match="the folder of a node's state"):
             run(command, tmp_path / "nowhere")
+
+
+def test_a_folder_that_may_not_be_searched_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    (tmp_path / "ward-7.ledger").touch()
+    for method in ("lstat", "is_dir"):  # it may be listed only; the folder above
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, method, denied)
+            for command in ("show", "prune"):
+                with pytest.raises(InvalidParameterError, match=r"may search \(Permission denied"):
+                    run(command, tmp_path)

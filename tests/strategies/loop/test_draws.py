@@ -13,6 +13,7 @@ from flwr_privacy.clients import MSPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.strategies import MSP, LoopOptions
 from flwr_privacy.strategies.requests.federation import Federation
+from flwr_privacy.strategies.requests.sampling import Sampler
 
 NAMES = [f"c{i:02}" for i in range(100)]
 SHARES = {name: 1 + i / 10 for i, name in enumerate(NAMES)}
@@ -20,11 +21,11 @@ VALUES = {name: (i / 10 - 4) ** 2 for i, name in enumerate(NAMES)}
 """What each client has, to be averaged."""
 
 
-def federation(names: list[str] = NAMES) -> Federation:
+def sampler(names: list[str] = NAMES) -> Sampler:
     federation = Federation()
     federation.met = True
-    federation._nodes = {name: 1000 + NAMES.index(name) for name in names}
-    return federation
+    federation.nodes = {name: 1000 + NAMES.index(name) for name in names}
+    return Sampler(federation)
 
 
 def draw(
@@ -35,7 +36,7 @@ def draw(
     names: list[str] = NAMES,
     **options: Any,
 ) -> dict[str, int]:
-    _, draws = federation(names).draw(seed, purpose, fraction=0.0, minimum=size, **options)
+    _, draws = sampler(names).draw(seed, purpose, fraction=0.0, minimum=size, **options)
     return draws
 
 
@@ -76,11 +77,11 @@ def test_F25_of_20_draws_from_100_clients_18_are_distinct() -> None:
 
 def test_draws_of_one_round_are_independent_of_those_of_another() -> None:
     """The correlation of 200 pairs has a standard error of 0.07."""
-    federation_, values = federation(), []
+    drawing, values = sampler(), []
     for server_round in (1, 2):
         times: list[float] = []
         for part in range(200):
-            _, draws = federation_.draw(3, ("train", server_round, part), fraction=0.0, minimum=1)
+            _, draws = drawing.draw(3, ("train", server_round, part), fraction=0.0, minimum=1)
             (name,) = draws
             times.append(VALUES[name])
         values.append(times)
@@ -103,7 +104,7 @@ def test_who_is_absent_changes_its_own_draws_only() -> None:
 def test_a_node_that_owes_an_answer_is_as_good_as_absent() -> None:
     everybody = draw(10)
     busy = next(iter(everybody))
-    assigned, draws = federation().draw(
+    assigned, draws = sampler().draw(
         1, ("train", 1), fraction=0.0, minimum=10, busy={1000 + NAMES.index(busy)}
     )
     assert draws == draw(10, names=[name for name in NAMES if name != busy])
@@ -126,14 +127,14 @@ def test_more_draws_go_on_from_fewer() -> None:
 
 def test_fraction_and_least_number_are_of_the_draws() -> None:
     for fraction, minimum, size in ((0.25, 2, 25), (0.25, 40, 40), (1.0, 300, 300), (0.0, 0, 0)):
-        _, draws = federation().draw(1, ("train", 1), fraction=fraction, minimum=minimum)
+        _, draws = sampler().draw(1, ("train", 1), fraction=fraction, minimum=minimum)
         assert sum(draws.values()) == size
 
 
 def test_nobody_there_nobody_drawn() -> None:
-    assert federation([]).draw(1, ("train", 1), fraction=0.5, minimum=2) == ({}, {})
+    assert sampler([]).draw(1, ("train", 1), fraction=0.5, minimum=2) == ({}, {})
     busy = {1000 + i for i in range(100)}
-    assert federation().draw(1, ("train", 1), fraction=0.5, minimum=2, busy=busy) == ({}, {})
+    assert sampler().draw(1, ("train", 1), fraction=0.5, minimum=2, busy=busy) == ({}, {})
 
 
 def test_who_has_no_share_is_not_drawn_and_before_the_first_round_it_is_an_error() -> None:
@@ -148,11 +149,12 @@ def test_who_has_no_share_is_not_drawn_and_before_the_first_round_it_is_an_error
 def test_simulated_clients_are_drawn_like_others_and_keep_their_nodes() -> None:
     federation_ = Federation(virtual_clients=30)
     federation_.met = federation_.cohorts = True
-    federation_._nodes = {"w1": 1, "w2": 2}
+    federation_.nodes = {"w1": 1, "w2": 2}
     federation_.introductions = {"w1": {"plays": "any"}, "w2": {"plays": "any"}}
     places: dict[str, int] = {}
+    drawing = Sampler(federation_)
     for server_round in range(5):
-        assigned, draws = federation_.draw(1, ("train", server_round), fraction=0.0, minimum=20)
+        assigned, draws = drawing.draw(1, ("train", server_round), fraction=0.0, minimum=20)
         assert sum(draws.values()) == 20
         asked = [client for clients in assigned.values() for client in clients]
         assert sorted(asked) == sorted(draws)  # each once, however often it was drawn

@@ -14,6 +14,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.strategies.requests.federation import Federation
+from flwr_privacy.strategies.requests.sampling import Sampler
 from flwr_privacy.wire.message import RECORD, Header
 
 
@@ -157,8 +158,8 @@ def test_an_absent_client_changes_one_place_of_the_sample() -> None:
     def sample(present: str) -> set[str]:
         federation = Federation()
         federation.met = True
-        federation._nodes = {name: i for i, name in enumerate(names) if name in present}
-        assigned = federation.sample(7, ("train", 1), fraction=0.0, minimum=3)
+        federation.nodes = {name: i for i, name in enumerate(names) if name in present}
+        assigned = Sampler(federation).sample(7, ("train", 1), fraction=0.0, minimum=3)
         return {client for clients in assigned.values() for client in clients}
 
     everybody = sample(names)

@@ -11,30 +11,31 @@ from flwr.clientapp import ClientApp
 from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.strategies.requests.federation import Federation
+from flwr_privacy.strategies.requests.sampling import Sampler
 from flwr_privacy.wire.identity import client_id_from
 
 
-def federation(clients: int, *storages: str) -> Federation:
+def sampler(clients: int, *storages: str) -> Sampler:
     made = Federation(virtual_clients=clients)
     made.met = made.cohorts = True
-    made._nodes = {f"w{index}": 10 + index for index in range(len(storages))}
+    made.nodes = {f"w{index}": 10 + index for index in range(len(storages))}
     made.introductions = {
         f"w{index}": {"plays": "any", "storage": storage} for index, storage in enumerate(storages)
     }
-    return made
+    return Sampler(made)
 
 
-def sample(of: Federation, server_round: int, size: int, **options: Any) -> dict[int, list[str]]:
+def sample(of: Sampler, server_round: int, size: int, **options: Any) -> dict[int, list[str]]:
     return of.sample(1, ("train", server_round), fraction=0.0, minimum=size, **options)
 
 
-def free(of: Federation, assigned: dict[int, list[str]]) -> None:
+def free(of: Sampler, assigned: dict[int, list[str]]) -> None:
     for clients in assigned.values():
         of.release(clients)
 
 
 def test_every_round_is_shared_out_evenly() -> None:
-    some = federation(1000, "a", "a", "a")
+    some = sampler(1000, "a", "a", "a")
     for server_round in range(20):
         assigned = sample(some, server_round, 50)
         assert sorted(map(len, assigned.values())) == [16, 17, 17]
@@ -42,7 +43,7 @@ def test_every_round_is_shared_out_evenly() -> None:
 
 
 def test_a_client_stays_where_it_was_unless_others_would_wait_for_its_node() -> None:
-    some = federation(40, "a", "a")
+    some = sampler(40, "a", "a")
     first = {c: node for node, cs in sample(some, 1, 40).items() for c in cs}
     some.release(first)
     second = {c: node for node, cs in sample(some, 2, 40).items() for c in cs}
@@ -50,7 +51,7 @@ def test_a_client_stays_where_it_was_unless_others_would_wait_for_its_node() -> 
 
 
 def test_who_left_something_on_a_node_is_played_there() -> None:
-    some = federation(30, "a", "a")
+    some = sampler(30, "a", "a")
     seats: dict[str, int] = {}
     for server_round in range(20):
         for node, clients in sample(some, server_round, 9).items():
@@ -64,7 +65,7 @@ def test_who_left_something_on_a_node_is_played_there() -> None:
 
 
 def test_nodes_that_share_no_folder_exchange_no_clients() -> None:
-    some = federation(30, "a", "b")
+    some = sampler(30, "a", "b")
     seats: dict[str, int] = {}
     for server_round in range(20):
         assigned = sample(some, server_round, 9)
@@ -75,20 +76,20 @@ def test_nodes_that_share_no_folder_exchange_no_clients() -> None:
 
 
 def test_who_may_still_be_played_is_not_asked_and_the_others_go_elsewhere() -> None:
-    some = federation(10, "a", "a")
+    some = sampler(10, "a", "a")
     first = sample(some, 1, 10)
     second = sample(some, 2, 10, busy={10})
     assert second == {11: first[11]}  # of node 10 nobody knows what it is at
 
 
 def test_when_all_nodes_owe_an_answer_nobody_is_asked() -> None:
-    assert sample(federation(10, "a", "a"), 1, 5, busy={10, 11}) == {}
+    assert sample(sampler(10, "a", "a"), 1, 5, busy={10, 11}) == {}
 
 
 def test_the_clients_of_a_node_that_left_go_to_the_others() -> None:
-    some = federation(10, "a", "b")
+    some = sampler(10, "a", "b")
     sample(some, 1, 10)
-    del some._nodes["w0"]
+    del some._federation.nodes["w0"]
     assert list(sample(some, 2, 10)) == [11]
 
 

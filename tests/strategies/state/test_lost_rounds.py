@@ -195,6 +195,23 @@ def test_a_file_without_rights_is_said(
         run.train(resume=True)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_folder_that_may_not_be_searched_is_said(
+    run: Run, resume: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Path.is_dir
+
+    def refused(path: Path) -> bool:
+        if path.parent == run.folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    allowed = r"a folder in which this user may use checkpoint.bin \(Permission denied\)"
+    with pytest.raises(InvalidParameterError, match=f"run_dir = .*: expected {allowed}"):
+        run.train(resume=resume)
+
+
 def test_damaged_files_are_said(run: Run) -> None:
     (run.folder / "privacy-card.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"privacy-card\.json is damaged"):

@@ -1,1 +1,1 @@
-"""What the paper of FedVS states: theorems, costs, delays and sharing, as printed or counted."""
+"""What the paper of FedVS states: theorems, delays and sharing, as printed."""

@@ -8,10 +8,10 @@ everybody; `flwr_privacy.fedvs.delays` says what the paper leaves open.
 from typing import NamedTuple
 
 from flwr_privacy.coding.thresholds import recovery_threshold
-from flwr_privacy.errors import check_integer, check_number
+from flwr_privacy.errors import check_integer
 from flwr_privacy.fedvs.delays import BATCHES, LOG_BASES, batch_rows, expected_wait, sharing_factor
 
-__all__ = ["Convention", "conventions", "transfer_seconds"]
+__all__ = ["Convention", "conventions"]
 
 
 class Convention(NamedTuple):
@@ -66,16 +66,3 @@ def conventions(N: int, K: int, T: int, batch_size: int) -> list[Convention]:
             factor = sharing_factor(N, batch_rows(batch_size, K, batch), log_base=log_base)
             found.append(Convention(log_base, batch, factor, factor * wait, upload, wait))
     return found
-
-
-def transfer_seconds(size: float, bandwidth_mbps: float = 300.0) -> float:
-    """Return the seconds that `size` bytes take over a link; the paper's has 300 Mbps.
-
-    Examples
-    --------
-    >>> transfer_seconds(37_500_000)
-    1.0
-    """
-    check_number("size", size, minimum=0)
-    check_number("bandwidth_mbps", bandwidth_mbps, minimum=1e-9)
-    return 8 * size / (1e6 * bandwidth_mbps)

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+from mixing_rounds import learning_round, terms_of
 from scipy.optimize import minimize
 
-from flwr_privacy.mspdq import Intervals, Mixing, UniformSplit, decode_start, encode_start
+from flwr_privacy.mspdq import Mixing, UniformSplit
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.research.mspdq.numpy_simulation import simulate_msp, simulate_mspdq
 
 CLIENTS, SAMPLES, CLASSES, FEATURES = 20, 60, 5, 21
 LOCAL_STEPS, ROUNDS, PENALTY = 5, 60, 0.02
@@ -78,7 +78,8 @@ def msp(coupling: str, gamma: float, rounds: int, eps_s: float = 0.3) -> float:
         _: np.ndarray, models: np.ndarray, splits: SecureRandom, random: SecureRandom
     ) -> np.ndarray:
         visible = np.stack([split.visible(model, splits) for model in models])
-        return simulate_msp(models, visible, mixing, random).averages[-1]
+        seen = learning_round(terms_of(mixing), models, random, visible=visible)
+        return seen.averages[-1]
 
     return distance(average)
 
@@ -86,20 +87,13 @@ def msp(coupling: str, gamma: float, rounds: int, eps_s: float = 0.3) -> float:
 @cache
 def mspdq(start: str, bits: int) -> float:
     mixing = Mixing(coupling="harmonic", gamma=0.3, rounds=10)
-    levels = 2**bits
+    terms = terms_of(mixing, levels=2**bits, start=start, interval="linf")
 
     def average(
         before: np.ndarray, models: np.ndarray, splits: SecureRandom, random: SecureRandom
     ) -> np.ndarray:
-        visible = [UniformSplit().visible(model, splits) for model in models]
-        snapped = [decode_start(*encode_start(v, levels, random), levels) for v in visible]
-        first = {
-            "independent": np.stack(snapped),
-            "reference": np.tile(snapped[0], (CLIENTS, 1)),
-            "global": np.tile(before, (CLIENTS, 1)),
-        }[start]
-        intervals = Intervals(rule="linf")
-        seen = simulate_mspdq(models, first, mixing, intervals, levels, random)
+        visible = np.stack([UniformSplit().visible(model, splits) for model in models])
+        seen = learning_round(terms, models, random, visible=visible, start=before)
         return seen.averages[-1]
 
     return distance(average)

@@ -1,0 +1,75 @@
+"""The forecast of what noise leaves of a training, held to noise that is drawn."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flwr_privacy.errors import DataError, InvalidParameterError
+from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.forecast import LIMITS, Forecast
+from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.udp import UDPTerms
+
+TERMS = {"epsilon": 8.0, "delta": 1e-5, "gap": 1e-3, "grid": -20, "clipping_norm": 0.3}
+
+
+def of(**values: Any) -> Forecast:
+    given = {"ratio": 0.1, "weights": 100, "clients": 10, "rounds": 4, "own_noise": True}
+    return Forecast(**{**given, **values})
+
+
+@pytest.mark.parametrize(("name", "value"), [("ratio", -1.0), ("clients", 0), ("rounds", 0)])
+def test_values_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InvalidParameterError, match=f"{name} = "):
+        of(**{name: value})
+
+
+def test_the_ratio_is_that_of_drawn_noise_to_updates_in_one_direction() -> None:
+    """The norm of the noise of all rounds, over the sum of updates that all point the same way."""
+    clients, rounds, weights = 5, 16, 4000
+    terms = UDPTerms(unit="user", noise_multiplier=0.7, **TERMS)
+    forecast = of(ratio=terms.noise_ratio(clients), weights=weights, clients=clients, rounds=rounds)
+    draws = np.random.default_rng(3)
+    sigma = 0.7 * terms.sensitivity(1)
+    noise = draws.normal(0, sigma, (rounds, clients, weights)).mean(axis=1).sum(axis=0)
+    moved = rounds * terms.clipping_norm
+    assert float(np.linalg.norm(noise)) / moved == pytest.approx(forecast.total, rel=0.03)
+
+
+@pytest.mark.parametrize("own_noise", [True, False])
+def test_so_many_clients_as_it_names_are_enough_and_half_are_not(own_noise: bool) -> None:
+    values = {"noise_multiplier": 1.3, "parties": 0 if own_noise else 10, **TERMS}
+    terms = UDPTerms(unit="user", **values)
+
+    def with_clients(clients: int) -> Forecast:
+        ratio = terms.noise_ratio(clients)
+        return of(ratio=ratio, clients=clients, own_noise=own_noise, weights=4000)
+
+    forecast = with_clients(10)
+    assert forecast.warns
+    needed = int(forecast.text().split("at least ")[1].split()[0].replace(",", ""))
+    assert not with_clients(needed).warns
+    assert with_clients(needed // 2).warns
+
+
+def test_the_verdict_follows_the_limits_and_at_record_level_names_the_records() -> None:
+    low, high = LIMITS["update"]
+    for total, verdict in ((low, "can learn"), (high * 0.99, "far less"), (high * 1.01, "chance")):
+        assert verdict in of(ratio=total * math.sqrt(4 / 100)).text()
+    text = of(per_record=True, ratio=3.0).text()  # 15 for one record of each client
+    assert "where a client has at least 100 records; below 15 expect chance" in text
+    assert not of(per_record=True, ratio=3.0).warns
+    assert "RecordLevel or at least" in of(ratio=9.0, remedies=("RecordLevel",)).text()
+
+
+def test_the_card_keeps_it() -> None:
+    guarantee = Guarantee(scheme="udp", protects="data", adversary="all")
+    card = PrivacyCard(experiment_id="e", guarantee=guarantee, forecast="forecast: it can learn")
+    assert PrivacyCard.from_json(card.to_json()).forecast == "forecast: it can learn"
+    assert "<th>forecast</th><td>it can learn</td>" in card.to_html()
+    wrong = {**json.loads(card.to_json()), "forecast": 7}
+    with pytest.raises(DataError, match="no privacy card"):
+        PrivacyCard.from_json(json.dumps(wrong))
