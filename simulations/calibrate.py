@@ -10,6 +10,7 @@ from flwr_privacy.errors import check_number
 from flwr_privacy.simulations.research.udp.moments import eps_server
 from flwr_privacy.simulations.research.udp.noise_theory import sigma_zcdp
 from flwr_privacy.udp import participations, sigma_paper
+from flwr_privacy.udp.pace import Discounted, LinearDecay, Pace
 
 __all__ = ["Calibration", "calibrate", "legend", "table"]
 
@@ -26,8 +27,7 @@ _ROUNDING = 1e-6  # by which a claim may be passed before it is marked
 class Calibration:
     """The noise that one formula asks for, and the epsilon that it truly gives.
 
-    Each epsilon is that of the same noise in every round: in closed form where it is exact, by PLD
-    where there is a secret sample.
+    Each epsilon is in closed form where it is exact, and by PLD where there is a secret sample.
 
     Parameters
     ----------
@@ -114,6 +114,44 @@ def calibrate(
             every_round=cost(rounds),
             hidden=cost(rounds, share=q),
         )
+        if formula == "paper":
+            yield from _paced(z, epsilon, delta, rounds, q, sensitivity)
+
+
+def _paced(
+    z: float, epsilon: float, delta: float, rounds: int, q: float, sensitivity: float
+) -> Iterator[Calibration]:
+    """Yield the paper's noise where it changes from round to round.
+
+    Of discounting it is the training in which no loss ever falls, whose rounds are the fewest and
+    the dearest. A client that takes part often does so in the dearest rounds.
+    """
+    paces = {"paper, CRD": Discounted(rounds), "paper, Lei": LinearDecay(rounds)}
+    for formula, pace in paces.items():
+        factors = list(_factors(pace))
+        charges = [Charge(noise_multiplier=z * factor) for factor in sorted(factors)]
+        often = charges[: participations(len(charges), q)]
+        every_round = spent(charges, delta=delta)
+        yield Calibration(
+            formula=formula,
+            noise_multiplier=z * factors[0],
+            sigma=z * factors[0] * sensitivity,
+            claimed=epsilon,
+            server=every_round if q == 1 else math.nan,
+            often=spent(often, delta=delta),
+            often_rdp=spent(often, delta=delta, accountant="rdp"),
+            every_round=every_round,
+            hidden=every_round if q == 1 else math.nan,
+        )
+
+
+def _factors(pace: Pace) -> Iterator[float]:
+    """Yield the noise of each round over that of a training without a pace."""
+    if isinstance(pace, Discounted):
+        pace.begin(0.0)
+    while not pace.over:
+        yield pace.factor
+        pace.after(0.0)
 
 
 def _multipliers(
@@ -179,6 +217,8 @@ def legend(rounds: int, q: float, *, sampling_rate: float = 1.0) -> str:
         lines += [
             "What a claim is meant for:",
             f"  paper       {mean} rounds, what a client has on average, by equation (10)",
+            "  paper, CRD  the same where rounds are discounted, (25), after every round",
+            "  paper, Lei  the same where noise falls to half; sigma is that of the first round",
             "  zcdp        the same, by the moments of the paper's proof",
             "  gdp         the same, exact; the noise of later rounds follows from what is left",
             f"  gdp_fixed   {most} rounds, exact",

@@ -55,8 +55,23 @@ SCHEMES = {
     "acfl": settings_of("acfl", "digits-rff"),
     "fedvs": settings_of("fedvs", "digits-rows", strategy={"evaluate_every": ROUNDS}),
     "central-dp": settings_of("central-dp", strategy={"epsilon": 50.0}),
+    # Codes that each client sends by itself, in several exchanges of a round:
+    "mspdq-open": settings_of(
+        "mspdq", rounds=1, strategy={"bits": 8, "bound": 4.0, "mixing_rounds": 2}
+    ),
+    # How long a round is goes with the questions:
+    "m2fdp-control": settings_of(
+        "m2fdp",
+        strategy={
+            **{**TREE, "p": 0.0, "insecure_seed": SEED},
+            **{"control": "adaptive", "total_steps": 4, "max_steps": 3},
+        },
+    ),
+    "mspdq-ldp": settings_of(
+        "mspdq-ldp", rounds=1, strategy={"clipping_norm": 10.0, "smallest_data": 479}
+    ),
 }
-CHARGED = {"m2fdp", "udp", "acfl", "central-dp"}  # the others have noise for no budget
+CHARGED = {"m2fdp", "udp", "acfl", "central-dp", "m2fdp-control"}  # others: no budget
 RELAYED = Settings(
     scheme="m2fdp", rounds=ROUNDS, task="digits-linear", strategy={**TREE, "relay": True}
 )

@@ -7,6 +7,7 @@ from flwr_privacy.accounting import spent
 from flwr_privacy.privacy.guarantee import Guarantee
 
 from .privacy import mi_epsilon
+from .scfl import eps_projected, features_epsilon
 from .terms import MOMENTS, PAPER, RECORD, SetupTerms
 
 __all__ = ["guarantee_of", "setup_privacy"]
@@ -130,16 +131,28 @@ def _leaks(exact_rounds: int, *, summed: bool) -> list[str]:
 def _setup_text(
     setup: SetupTerms, privacy: Mapping[str, float], bound: str, *, summed: bool
 ) -> str:
-    if setup.encoding != MOMENTS:
-        return "the setup upload: a random projection, for which no bound is claimed here"
-    if not privacy:
+    if setup.sigma_features == 0:
         return "the setup upload: it has no noise"
+    if setup.encoding != MOMENTS:
+        return _projection_text(setup)
     what = "the sum of the setup uploads" if summed else "the setup upload"
     return (
         f"more than one entry of a data set in {what}, taken by itself: that leaks at most "
         f"{privacy['mi_epsilon']:.4g} nats of an entry to whoever knows all others ({bound} bound "
         f"of MI-DP, a weak guarantee), which for one record is ({privacy['record_epsilon']:.4g}, "
         f"{setup.delta:g})-differential privacy"
+    )
+
+
+def _projection_text(setup: SetupTerms) -> str:
+    rows, s = setup.features, setup.sigma_features**2
+    known = features_epsilon(rows, s, distance=2 * setup.feature_norm, delta=setup.delta)
+    return (
+        "the setup upload, a random projection whose labels have no noise: a label that only one "
+        "client has a record of is told with certainty, so no epsilon holds for a record. The "
+        f"level of its noise is {eps_projected(rows, s, B_X=setup.feature_bound):.4g} nats of a "
+        "feature; for all features of a record whose label is known that is "
+        f"({known:.4g}, {setup.delta:g})-differential privacy"
     )
 
 

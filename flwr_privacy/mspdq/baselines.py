@@ -22,7 +22,7 @@ from flwr_privacy.privacy.updates import SMALLEST_NORM
 from flwr_privacy.privacy.updates import clip as clip_to_norm
 from flwr_privacy.wire.layout import Layout
 
-from .splitting import check_scale, noised
+from .splitting import check_scale, noised, noised_epsilon
 
 __all__ = ["JoPEQ", "Noising", "nbafl_downlink_sigma", "nbafl_uplink_sigma"]
 
@@ -165,6 +165,38 @@ class Noising:
         clipped = model - centre
         clip_to_norm(clipped, self.clipping_norm)
         return noised(clipped + centre, self.law, self.scale, random)
+
+    def epsilons(
+        self, *, smallest_data: int, uploads: int, size: int, delta: float
+    ) -> tuple[float, float]:
+        """Return the epsilon of a client's uploads: by the formula, and by what clipping gives.
+
+        The formula takes it that a record moves a trained model by 2 C over the number of records,
+        in L2 norm. All that clipping gives is 2 C, for a record and for all data of a client alike.
+
+        Parameters
+        ----------
+        smallest_data : int
+            Number of records of the client with the fewest.
+        uploads : int
+            Models that a client sends.
+        size : int
+            Weights of a model.
+        delta : float
+            Delta of both; Laplace noise needs none.
+
+        Examples
+        --------
+        >>> noising = Noising(clip="model", clipping_norm=1.0, law="gaussian", scale=0.0010358)
+        >>> taken, clipped = noising.epsilons(smallest_data=600, uploads=1, size=650, delta=0.01)
+        >>> round(taken, 2), round(clipped)
+        (11.92, 1868629)
+        """
+        taken, clipped = (
+            noised_epsilon(self.law, self.scale, distance, size=size, releases=uploads, delta=delta)
+            for distance in (2 * self.clipping_norm / smallest_data, 2 * self.clipping_norm)
+        )
+        return taken, clipped
 
 
 @dataclass(frozen=True, kw_only=True)

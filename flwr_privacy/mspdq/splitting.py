@@ -12,11 +12,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.privacy.noise import discrete_gaussian, discrete_laplace
 from flwr_privacy.privacy.randomness import SecureRandom
 
-__all__ = ["NoiseSplit", "Split", "UniformSplit", "noised"]
+__all__ = ["NoiseSplit", "Split", "UniformSplit", "noised", "noised_epsilon"]
 
 Vectors = NDArray[np.float64]
 
@@ -173,3 +174,35 @@ def noised(values: Vectors, law: str, scale: float, random: SecureRandom) -> Vec
     result = codes.astype(np.float64)
     result *= step
     return result
+
+
+def noised_epsilon(
+    law: str, scale: float, distance: float, *, size: int, releases: int, delta: float
+) -> float:
+    """Return the epsilon at `delta` of noised vectors that differ by some distance in L2 norm.
+
+    Parameters
+    ----------
+    law, scale
+        As in `noised`.
+    distance : float
+        Bound of their L2 distance, at least 0. In L1 norm it is up to ``sqrt(size)`` times that.
+    size : int
+        Their entries.
+    releases : int
+        How many of them there are, each with noise of its own.
+    delta : float
+        Without effect on Laplace noise, whose epsilons add up.
+
+    Examples
+    --------
+    >>> round(noised_epsilon("gaussian", 1.0, 1.0, size=1, releases=1, delta=1e-5), 4)
+    4.3772
+    >>> round(noised_epsilon("laplace", 2.0, 1.0, size=4, releases=3, delta=1e-5), 4)
+    3.0
+    """
+    check_choice("law", law, _LAWS)
+    step, root = 2.0**-_GRID_BITS, math.sqrt(size)
+    if law == "laplace":
+        return releases * root * (distance / scale + root * step)
+    return epsilon_of(math.sqrt(releases) * (distance / scale + root * step), delta)

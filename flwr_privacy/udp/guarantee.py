@@ -5,7 +5,7 @@ from collections.abc import Collection
 from flwr_privacy.privacy.guarantee import Guarantee
 
 from .plan import UDPPlan
-from .schedule import NONE, PLD_SECRET
+from .schedule import NONE, PAPER, PLD_SECRET
 from .sensitivity import RECORD_UNIT
 
 __all__ = ["guarantee_of"]
@@ -58,6 +58,13 @@ def guarantee_of(
     if plan.losses is not None and not plan.validation_share:
         not_protected.append(
             "unprotected_test_loss: the losses that clients report after every round, without noise"
+        )
+    if schedule.noise == PAPER:
+        not_protected.insert(
+            0,
+            f"the (epsilon = {schedule.epsilon:g}) that the paper claims for its noise: all rounds "
+            f"together cost a client up to epsilon {schedule.cap:.4g}, whether or not rounds are "
+            "discounted or noise decays",
         )
     if secret:
         not_protected.append(

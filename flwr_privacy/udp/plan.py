@@ -12,7 +12,7 @@ from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from .loss import LossTerms
 from .options import ClientLosses, NoiseSchedule, PrivacyLevel
 from .pace import Discounted, Pace, Uniform
-from .schedule import NONE, UDPNoisePlan
+from .schedule import NONE, PAPER, UDPNoisePlan
 from .sensitivity import RECORD_UNIT, USER_UNIT
 from .terms import UDPTerms
 
@@ -82,7 +82,7 @@ class UDPPlan:
     @property
     def validation_share(self) -> float:
         """Share of the budget for losses, 0 where none are noised."""
-        noised = self.losses is not None and self.privacy.noise not in ("paper", NONE)
+        noised = self.losses is not None and self.privacy.noise not in (PAPER, NONE)
         return self.losses.share if noised and self.losses else 0.0
 
     @property
@@ -171,7 +171,7 @@ class UDPPlan:
             bound=privacy.sensitivity_bound,
             max_records=privacy.max_records if parties and privacy.unit == RECORD_UNIT else 0,
             parties=parties,
-            count_failed=privacy.unit == USER_UNIT and privacy.noise not in ("paper", NONE),
+            count_failed=privacy.unit == USER_UNIT and privacy.noise not in (PAPER, NONE),
             keep_back=list(self.keep_back),
         )
         return replace(terms, grid=self._grid(terms).exponent)

@@ -10,11 +10,11 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_numbe
 from .budgets import budget, check_budget, participations
 from .paper_noise import sigma_paper
 
-__all__ = ["GRID_SHARE", "NOISES", "NONE", "PLD_SECRET", "UDPNoisePlan", "set_aside"]
+__all__ = ["GRID_SHARE", "NOISES", "NONE", "PAPER", "PLD_SECRET", "UDPNoisePlan", "set_aside"]
 
-NONE, PLD_SECRET = "none", "pld_secret"
+NONE, PAPER, PLD_SECRET = "none", "paper", "pld_secret"
 
-NOISES = ("gdp_fixed", "gdp", "gdp_worst", "zcdp", "paper", PLD_SECRET, NONE)
+NOISES = ("gdp_fixed", "gdp", "gdp_worst", "zcdp", PAPER, PLD_SECRET, NONE)
 """How the noise follows from the budget; see `UDPNoisePlan`."""
 
 _SPENDING = ("gdp", "gdp_worst", "zcdp")
@@ -121,7 +121,7 @@ class UDPNoisePlan:
         sound = {"epsilon": self._epsilon, "delta": self._delta}
         if self.noise == NONE:
             return 0.0
-        if self.noise == "paper":
+        if self.noise == PAPER:
             return sigma_paper(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
         if self.noise == PLD_SECRET:
             return noise_multiplier(
@@ -183,7 +183,7 @@ class UDPNoisePlan:
         For ``paper`` what a client in every round spends, for ``pld_secret`` what one spends that
         takes part as often as 99 % do at most.
         """
-        if self.noise not in ("paper", PLD_SECRET):
+        if self.noise not in (PAPER, PLD_SECRET):
             return self.epsilon
         charge = Charge(noise_multiplier=self.noise_multiplier, gap=self.gap, count=self.releases)
         return spent([charge], delta=self.delta)

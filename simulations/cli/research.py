@@ -18,7 +18,13 @@ __all__ = ["attack", "best_rounds", "calibrate", "experiment", "reliability", "r
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="Budget of a client over all rounds.")],
     unit: Annotated[str, typer.Option(help="What is protected: record or user.")],
-    scheme: Annotated[str, typer.Argument(help="Scheme: udp (default).")] = "udp",
+    scheme: Annotated[
+        str,
+        typer.Argument(
+            help="Scheme: udp (default), or a paper's rival: mspdq-ldp (NbAFL), acfl-scfl (SCFL, "
+            "whose epsilon is in nats)."
+        ),
+    ] = "udp",
     delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
     rounds: Annotated[int, typer.Option(help="Learning rounds.")] = 60,
     fraction: Annotated[
@@ -32,9 +38,29 @@ def calibrate(
     sampling_rate: Annotated[
         float, typer.Option(help="Share of the records in a round, drawn in secret.")
     ] = 1.0,
+    size: Annotated[
+        int, typer.Option(help="Weights of a model (mspdq-ldp); features (acfl-scfl).")
+    ] = 200,
 ) -> None:
     """Show the noise for a budget under each formula, and what that noise truly gives."""
-    check_choice("scheme", scheme, ("udp",))
+    from flwr_privacy.simulations import rival_noise
+
+    check_choice("scheme", scheme, ("udp", *rival_noise.RIVALS))
+    if scheme != "udp":
+        rival_noise.check_unit(unit)
+    if scheme == "mspdq-ldp":
+        text = rival_noise.nbafl(
+            epsilon=epsilon,
+            delta=delta,
+            rounds=rounds,
+            clipping_norm=clipping_norm,
+            records=records,
+            size=size,
+        )
+        return typer.echo(text)
+    if scheme == "acfl-scfl":
+        text = rival_noise.scfl(epsilon=epsilon, delta=delta, features=size, norm=clipping_norm)
+        return typer.echo(text)
     from flwr_privacy.simulations.calibrate import calibrate as formulas
     from flwr_privacy.simulations.calibrate import legend, table
     from flwr_privacy.udp import sensitivity

@@ -222,6 +222,21 @@ class NbAFL(DrawnFedAvg):
             "downlink_sigma": self._downlink_sigma(),
         }
 
+    def guarantee(self) -> Guarantee:
+        """Return a guarantee of nothing, with what the authors claim and what the noise gives."""
+        stated, uploads = super().guarantee(), self.planned_rounds or self.exposures
+        size = Layout.of(self._template, released_names(self._template, self._keep_back)).size
+        taken, clipped = self.noising.epsilons(
+            smallest_data=self.smallest_data, uploads=uploads, size=size, delta=self.delta
+        )
+        text = (
+            f"what the formula claims of a record, epsilon {self.epsilon:g} at delta "
+            f"{self.delta:g} with exposures = {self.exposures}: {uploads} uploads of a client cost "
+            f"{taken:.4g} if a record moves a model by 2 C / smallest_data, which is not enforced, "
+            f"and {clipped:.4g} by what clipping gives, 2 C"
+        )
+        return replace(stated, not_protected=(text, *stated.not_protected))
+
     def _downlink_sigma(self) -> float:
         if not self.downlink or self.planned_rounds is None:
             return 0.0

@@ -15,6 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flwr_privacy.acfl import scfl
 from flwr_privacy.acfl.descent import effective_rate
 from flwr_privacy.acfl.guarantee import guarantee_of, setup_privacy
 from flwr_privacy.acfl.sums import GRADIENT, SIZE, round_sums
@@ -24,7 +25,6 @@ from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discrete_gaussian
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.simulations.research.acfl.scfl import eps_projected
 from flwr_privacy.strategies import ACFL
 
 SEED = 11
@@ -416,8 +416,32 @@ def test_parameters_that_are_not_allowed_are_refused_at_once(options: Any, text:
 def test_projected_features_are_noised_for_their_bound(bound: float) -> None:
     options = {"noise": "paper", "encoding": "scfl", "alpha": 0.5, "mi_epsilon": 0.7}
     terms = setup_terms(**options, feature_bound=bound)
-    level = eps_projected(terms.features, terms.sigma_features**2, B_X=bound)
+    level = scfl.eps_projected(terms.features, terms.sigma_features**2, B_X=bound)
     assert level == pytest.approx(0.7)
+
+
+def test_a_projection_states_what_is_claimed_of_it_and_what_it_costs() -> None:
+    terms = setup_terms(noise="paper", encoding="scfl", alpha=0.5, mi_epsilon=0.7)
+    stated = guarantee_of(
+        noise="paper",
+        epsilon=8.0,
+        delta=terms.delta,
+        setup=terms,
+        bound="paper",
+        exact_rounds=3,
+        summed=False,
+        quorum=None,
+        coded_only=False,
+        insecure=False,
+    )
+    text, known = stated.not_protected[-1], {"distance": 2 * terms.feature_norm}
+    cost = scfl.features_epsilon(
+        terms.features, terms.sigma_features**2, delta=terms.delta, **known
+    )
+    assert "no epsilon holds for a record" in text
+    assert "The level of its noise is 0.7 nats" in text
+    assert f"({cost:.4g}, {terms.delta:g})-differential privacy" in text
+    assert cost > 0.7
 
 
 def test_noise_that_is_too_little_for_so_many_records_is_refused() -> None:

@@ -5,16 +5,19 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from scipy.integrate import quad
+from scipy.stats import chi
 
 from flwr_privacy.acfl.encoding import gradient
-from flwr_privacy.acfl.scfl import projected_gradient, sigma2_for_eps_projected
-from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.acfl.scfl import (
-    encode_projected,
+from flwr_privacy.acfl.scfl import (
     eps_projected,
-    projected_mse,
+    features_epsilon,
+    projected_gradient,
+    sigma2_for_eps_projected,
 )
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.research.acfl.scfl import encode_projected, projected_mse
 
 DEVICES, RECORDS, FEATURES, LABELS, C, S = 3, 6, 3, 2, 3, 0.8
 
@@ -78,9 +81,46 @@ def test_two_points_tell_less_than_the_level(s: float, bound: float) -> None:
     assert 0 < mean <= eps_projected(C, s, B_X=bound)
 
 
+@pytest.mark.parametrize("delta", [1e-5, 0.01])
+@pytest.mark.parametrize(("c", "s", "distance"), [(1, 1.0, 1.0), (10, 1.565, 2.0), (200, 5.0, 0.5)])
+def test_the_epsilon_of_features_is_that_of_the_chi_squared_mixture(
+    c: int, s: float, distance: float, delta: float
+) -> None:
+    epsilon = features_epsilon(c, s, distance=distance, delta=delta)
+
+    def term(length: float) -> float:
+        loss = GaussianPrivacyLoss(math.sqrt(s) / (length * distance))
+        return float(chi.pdf(length, c)) * loss.get_delta_for_epsilon(epsilon)
+
+    end = float(chi.isf(1e-12, c))
+    exact, _ = quad(term, 1e-6, end, limit=400, points=[math.sqrt(c)])
+    assert 0.9 * delta < exact <= delta
+
+
+def test_a_label_that_one_client_alone_has_is_told_with_certainty() -> None:
+    rng = np.random.default_rng(3)
+    X, Y = rng.normal(size=(6, 4)), np.zeros((6, 2))
+    Y[:, 0] = 1
+    for _ in range(20):  # the same noise, and one record with the other label
+        other = Y.copy()
+        other[2] = [0, 1]
+        assert not encode_projected(X, Y, 4, 100.0, rng).labels[:, 1].any()
+        assert encode_projected(X, other, 4, 100.0, rng).labels[:, 1].all()
+
+
+def test_features_without_noise_have_no_epsilon() -> None:
+    assert features_epsilon(3, 0.0, distance=1.0, delta=1e-5) == math.inf
+    assert features_epsilon(3, 0.0, distance=0.0, delta=1e-5) == 0
+    assert features_epsilon(3, 1e9, distance=1e-3, delta=1e-5) == 0
+
+
 @pytest.mark.parametrize(
     ("call", "name"),
     [
+        (lambda: features_epsilon(0, 1.0, distance=1.0, delta=0.1), "c"),
+        (lambda: features_epsilon(1, -1.0, distance=1.0, delta=0.1), "s"),
+        (lambda: features_epsilon(1, 1.0, distance=-1.0, delta=0.1), "distance"),
+        (lambda: features_epsilon(1, 1.0, distance=1.0, delta=0.0), "delta"),
         (lambda: eps_projected(0, 1.0), "c"),
         (lambda: eps_projected(1, -1.0), "s"),
         (lambda: sigma2_for_eps_projected(0, 1), "eps"),

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
 from flwr_privacy.coding.packing import pack, packed_bytes
@@ -45,6 +46,41 @@ def test_the_noise_of_nbafl():
     expected = 2 * c * 2.0 * math.sqrt(51**2 - 25 * 100) / (600 * 100 * 10)
     assert down == pytest.approx(expected, rel=1e-12)
     assert down > 0
+
+
+@pytest.mark.parametrize("uploads", [1, 5])
+def test_the_epsilon_of_nbafl_is_that_of_its_releases(uploads):
+    sigma = nbafl_uplink_sigma(**NBAFL)
+    noising = Noising(clip="model", clipping_norm=2.0, law="gaussian", scale=sigma)
+    taken, clipped = noising.epsilons(smallest_data=600, uploads=uploads, size=650, delta=0.01)
+    one = pld.from_gaussian_mechanism(
+        sigma / (4.0 / 600), value_discretization_interval=1e-4, use_connect_dots=False
+    )
+    composed = one.self_compose(uploads)
+    assert taken == pytest.approx(composed.get_epsilon_for_delta(0.01), rel=1e-3)
+    # Of an epsilon in the thousands the tails are all: mu (mu / 2 + the quantile of delta).
+    mu = math.sqrt(uploads) * 4.0 / sigma
+    assert clipped == pytest.approx(mu * (mu / 2 + stats.norm.isf(0.01)), rel=1e-4)
+    assert clipped > 7e4
+
+
+def test_nbafl_misses_its_claim_even_for_the_effect_that_it_takes():
+    noising = Noising(
+        clip="model",
+        clipping_norm=2.0,
+        law="gaussian",
+        scale=nbafl_uplink_sigma(**{**NBAFL, "exposures": 1}),
+    )
+    taken, _ = noising.epsilons(smallest_data=600, uploads=1, size=650, delta=0.01)
+    assert taken > 11.9 > NBAFL["epsilon"]
+
+
+@pytest.mark.parametrize("uploads", [1, 4])
+def test_the_epsilon_of_laplace_noise_counts_all_weights_of_a_model(uploads):
+    noising = Noising(clip="update", clipping_norm=2.0, law="laplace", scale=8.0)
+    _, clipped = noising.epsilons(smallest_data=600, uploads=uploads, size=9, delta=0.01)
+    one = pld.from_laplace_mechanism(8.0 / (4.0 * 3), value_discretization_interval=1e-4)
+    assert clipped == pytest.approx(one.self_compose(uploads).get_epsilon_for_delta(1e-9), rel=1e-3)
 
 
 @pytest.mark.parametrize(("epsilon", "bits"), [(1.0, 6), (4.0, 8), (10.0, 8)])

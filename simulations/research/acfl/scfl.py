@@ -1,4 +1,4 @@
-"""Stochastic coded learning in simulation: an encoding, what it tells, and its gradient's error.
+"""Stochastic coded learning in simulation: an encoding, and its gradient's error.
 
 The formulas are those of `flwr_privacy.acfl.scfl`, where the symbols are explained.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flwr_privacy.acfl.encoding import Moments, gradient
 from flwr_privacy.errors import check_integer, check_number
 
-__all__ = ["encode_projected", "eps_projected", "projected_mse"]
+__all__ = ["encode_projected", "projected_mse"]
 
 Array = NDArray[np.float64]
 
@@ -40,25 +40,6 @@ def encode_projected(X: Array, Y: Array, c: int, s: float, rng: np.random.Genera
         projection @ X + rng.normal(0.0, scale, (c, X.shape[1])),
         projection @ Y,
     )
-
-
-def eps_projected(c: int, s: float, *, B_X: float = 1.0) -> float:
-    """Return the nats that an encoding tells of one feature: ``ln(1 + c B_X^2 / s) / 2``, at most.
-
-    For features in [-B_X, B_X], and even for somebody who knows the projection. It is no bound for
-    an entry of the labels, which get no noise.
-
-    Examples
-    --------
-    >>> from flwr_privacy.acfl.scfl import sigma2_for_eps_projected
-    >>> round(eps_projected(10, sigma2_for_eps_projected(1.0, 10)), 12)
-    1.0
-    """
-    check_integer("c", c, minimum=1)
-    check_number("B_X", B_X, minimum=0)
-    if check_number("s", s, minimum=0) == 0:
-        return math.inf
-    return math.log1p(c * B_X**2 / s) / 2
 
 
 def projected_mse(data: Sequence[tuple[Array, Array]], W: Array, *, c: int, s: float) -> float:
