@@ -281,6 +281,19 @@ def test_the_loss_of_a_whole_vector_stays_within_the_gap_and_comes_near(dimensio
         assert gap < 40 * np.std(losses) + dimension / sigma**4
 
 
+@pytest.mark.parametrize(("d", "sigma"), [(10**4, 4.0), (10**6, 5.0), (10**6, 100.0)])
+def test_the_gap_is_that_of_the_derivation(d, sigma):
+    """Its two inequalities, with the equation for y solved by repetition."""
+    h, x = 1 / (24 * sigma**2), math.log(3.001e30)
+    b = (x + math.log(2 * d)) / (480 * sigma**4)
+    first = h * d - max(0.0, h - b) * (d - 2 * math.sqrt(d * x))
+    y = x
+    for _ in range(200):
+        y = x + d / (640 * sigma**4) + h * (2 * math.sqrt(d * y) + 2 * y)
+    second = h * (2 * math.sqrt(d * y) + 2 * y) + d / (640 * sigma**4)
+    assert discretisation_gap(d, sigma) == pytest.approx(first + second, rel=2e-9)
+
+
 def test_the_gap_grows_with_the_dimension_and_falls_with_sigma():
     gaps = [[discretisation_gap(10**d, 4.0 * 2**s) for s in range(20)] for d in range(12)]
     assert (np.diff(gaps, axis=0) > 0).all()
