@@ -33,6 +33,7 @@ _NOISE_REACH = 8  # standard deviations of noise that codes must hold; beyond, t
 _SHARE_REACH = 12  # of a share: what is beyond would show by itself
 
 _MOST_RECORDS = 2**40
+_MANY_RECORDS = 1024  # after which the noise of several steps hardly falls any further
 
 _AT_RECORD_LEVEL = {
     "learning_rate": 1.0,
@@ -194,17 +195,23 @@ class UDPTerms(Mechanism):
             return self.sensitivity(1)
         return 2 * self.learning_rate * self.clipping_norm * (1 + _ROOM)
 
+    @property
+    def falls_with_records(self) -> bool:
+        """Whether a client with more records needs less noise for an update of the same length."""
+        one_step = self.epochs == 1 and not self.batch_size
+        return self.unit == RECORD_UNIT and (one_step or self.bound != "general")
+
     def noise_ratio(self, clients: int) -> float:
         """Return the noise of a weight of a mean over the bound of that mean's L2 norm.
 
-        At record level with a single record of each client: with n records it is at least n times
-        less.
+        Where it falls with the number of records: for a single one of each client.
         """
+        records = max(1 if self.falls_with_records else _MANY_RECORDS, self.batch_size)
+        noise = self.noise_multiplier * self.sensitivity(records)
         if self.parties:
-            noise = self.shared_sensitivity() / math.sqrt(clients)
-        else:
-            noise = self.sensitivity(1)
-        return self.noise_multiplier * noise / (self.reach(1) * math.sqrt(clients))
+            noise = self.noise_multiplier * self.shared_sensitivity() / math.sqrt(clients)
+        ratio = noise / (self.reach(records) * math.sqrt(clients))
+        return ratio * records if self.falls_with_records else ratio
 
     @property
     def proven(self) -> bool:

@@ -225,6 +225,8 @@ class NbAFL(DrawnFedAvg):
     def guarantee(self) -> Guarantee:
         """Return a guarantee of nothing, with what the authors claim and what the noise gives."""
         stated, uploads = super().guarantee(), self.planned_rounds or self.exposures
+        if not self._template:  # before the first round
+            return stated
         size = Layout.of(self._template, released_names(self._template, self._keep_back)).size
         taken, clipped = self.noising.epsilons(
             smallest_data=self.smallest_data, uploads=uploads, size=size, delta=self.delta

@@ -15,7 +15,7 @@ from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.strategies.participants import Participants
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
 from flwr_privacy.udp import UDPPlan, UDPTerms
-from flwr_privacy.udp.sensitivity import RECORD_UNIT
+from flwr_privacy.udp.sensitivity import USER_UNIT
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import TRAIN
@@ -102,15 +102,20 @@ def training_request(
 
 def forecast_of(terms: UDPTerms, *, weights: int, clients: int, rounds: int) -> Forecast:
     """Return what the noise of some terms leaves of a training."""
+    remedies: tuple[str, ...] = ()
+    if terms.unit == USER_UNIT:
+        remedies = ("RecordLevel",)
+    elif not terms.falls_with_records:
+        remedies = ("a single step (local_epochs=1 and no batch_size)",)
     forecast = Forecast(
         ratio=terms.noise_ratio(clients),
         weights=weights,
         clients=clients,
         rounds=rounds,
         own_noise=not terms.parties,
-        per_record=terms.unit == RECORD_UNIT,
-        remedies=() if terms.unit == RECORD_UNIT else ("RecordLevel",),
+        per_record=terms.falls_with_records,
+        remedies=remedies,
     )
-    if forecast.own_noise and forecast.learns <= math.sqrt(clients):
+    if terms.unit == USER_UNIT and forecast.own_noise and forecast.learns <= math.sqrt(clients):
         return replace(forecast, remedies=(*forecast.remedies, "shared_noise=True"))
     return forecast

@@ -11,6 +11,7 @@ from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.forecast import LIMITS, Forecast
 from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.strategies.udp.training_request import forecast_of
 from flwr_privacy.udp import UDPTerms
 
 TERMS = {"epsilon": 8.0, "delta": 1e-5, "gap": 1e-3, "grid": -20, "clipping_norm": 0.3}
@@ -63,6 +64,29 @@ def test_the_verdict_follows_the_limits_and_at_record_level_names_the_records() 
     assert "where a client has at least 100 records; below 15 expect chance" in text
     assert not of(per_record=True, ratio=3.0).warns
     assert "RecordLevel or at least" in of(ratio=9.0, remedies=("RecordLevel",)).text()
+
+
+@pytest.mark.parametrize(
+    ("options", "falls"),
+    [
+        ({}, True),
+        ({"epochs": 5}, False),
+        ({"batch_size": 30}, False),
+        ({"epochs": 5, "batch_size": 30, "bound": "convex"}, True),
+    ],
+)
+def test_noise_that_does_not_fall_with_the_records_is_not_said_to(
+    options: dict[str, Any], falls: bool
+) -> None:
+    """Ten times as many records: the ratio of what a client noises to the reach of its update."""
+    terms = UDPTerms(unit="record", noise_multiplier=1.0, learning_rate=0.1, **TERMS, **options)
+    few, many = (terms.sensitivity(n) / terms.reach(n) for n in (600, 6000))
+    assert (many < 0.2 * few) == terms.falls_with_records == falls
+    ratio = terms.noise_ratio(4) * 2
+    assert ratio == pytest.approx(many * 6000 if falls else many, rel=0.05)
+    forecast = forecast_of(terms, weights=650, clients=4, rounds=1)
+    assert forecast.warns == (not falls)
+    assert ("a single step" in forecast.text()) == (not falls)
 
 
 def test_the_card_keeps_it() -> None:
