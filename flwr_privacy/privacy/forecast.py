@@ -5,7 +5,7 @@ independent noise has an L2 norm of about ``sqrt(R) sigma sqrt(d)`` in d weights
 updates move a model by at most R times their bound C. The ratio ``sigma sqrt(d) / (C sqrt(R))``
 does not depend on the learning rate, on C, or, where a budget is spread over the rounds, on R.
 
-The limits are measured and not proven: docs/privacy.md has the trainings on both sides of them. The
+The limits are measured and not proven: docs/drop-in.md has the trainings on both sides of them. The
 mean of many records' gradients is much shorter than its bound, so at record level less noise drowns
 it.
 """
@@ -103,8 +103,8 @@ of 8 clients a round can be: expect chance accuracy; at least 130 clients a roun
         chance = self.total > LIMITS["update"][1]
         verdict = "chance accuracy" if chance else "far less accuracy than without noise"
         more = _up(self.clients * (self.learns**2 if self.own_noise else self.learns))
-        ways = [*self.remedies, f"at least {more:,} clients a round"]
-        return f"{compared}: expect {verdict}; {' or '.join(ways)} would work"
+        may = f"; {' or '.join(self.remedies)} may help" if self.remedies else ""
+        return f"{compared}: expect {verdict}; at least {more:,} clients a round would work{may}"
 
 
 def _up(number: float) -> int:

@@ -11,16 +11,19 @@ would then open the right ones. Hence two rules, for a server that follows the p
   most. Who is in conflict with most others stays away, and of two equals one that is drawn anew in
   each round. So one liar keeps one other client away at a time, in every second round.
 - **Who is in conflict, in one sum, with more others than may lie together is a liar** (`liars`)
-  and is left out of the run. `SecureSum.liars_of` says how many may lie: at least as many as may be
-  missing, so whoever could frame an honest client could end every sum by staying away.
+  and is left out of the run. As many may lie as may be missing, or as collude: whoever could frame
+  an honest client could end every sum by staying away. In a sparse graph it is those around a
+  client that count, of whom fewer than can open its secrets lie (`Session.liars_around`).
+
+Nodes that lie together can keep honest ones away for good: if two contradict a third client, that
+one is in most conflicts. To choose otherwise would let one liar keep many away.
 
 Privacy does not depend on either. A client that cannot open a share has sent no vector and is
 missing in the sum, like one that is lost. Clients do not know of conflicts: whatever a server makes
 up, it only chooses its cohort, and each client still reveals one secret of each dealer at most.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from flwr_privacy.wire.identity import stream
 
@@ -57,41 +60,50 @@ def apart(
     ['ac', 'bc']
     """
     members = sorted(clients)
-    present = [pair for pair in conflicts if pair <= set(members)]
+    there = set(members)
+    present = [pair for pair in conflicts if pair <= there]
     order = stream(seed, "secure-sum-conflicts", server_round).permutation(len(members))
-    away = _most_conflicting(present, 0, [members[place] for place in order])
+    away = _most_conflicting(present, lambda client: 0, [members[place] for place in order])
     return [client for client in members if client not in away]
 
 
-def liars(conflicts: Collection[Conflict], most: int) -> list[str]:
-    """Return the clients that are in conflict with more than `most` others.
+def liars(conflicts: Collection[Conflict], most: Callable[[str], int]) -> list[str]:
+    """Return the clients that are in conflict with more others than may lie together.
 
-    Whoever has most conflicts is taken first, and its conflicts no longer count against the others:
-    a liar that contradicts everybody frames nobody.
+    Whoever is furthest above its limit is taken first, and its conflicts no longer count against
+    the others: a liar that contradicts everybody frames nobody.
 
     Parameters
     ----------
     conflicts : collection of Conflict
         Conflicts between the clients of a sum.
-    most : int
-        Number of clients that may lie together. If no more do, honest clients are never returned.
+    most : callable
+        From a client to the number of those around it that may lie together
+        (`Session.liars_around`). If no more do, honest clients are never returned.
 
     Examples
     --------
-    >>> liars([Conflict({"a", other}) for other in "bcd"], 2)
+    >>> liars([Conflict({"a", other}) for other in "bcd"], lambda client: 2)
     ['a']
     """
     return sorted(_most_conflicting(conflicts, most, sorted(set[str]().union(*conflicts))))
 
 
-def _most_conflicting(conflicts: Iterable[Conflict], most: int, order: Sequence[str]) -> list[str]:
-    """Take out who has most conflicts, of equals the first, until nobody has more than `most`."""
-    left, found = set(conflicts), list[str]()
-    while left:
-        counts = Counter(client for pair in left for client in pair)
-        client = max(order, key=counts.__getitem__)
-        if counts[client] <= most:
+def _most_conflicting(
+    conflicts: Iterable[Conflict], most: Callable[[str], int], order: Sequence[str]
+) -> list[str]:
+    """Take out who is furthest above its limit, of equals the first, until nobody is above."""
+    others: dict[str, set[str]] = {client: set() for client in order}
+    for one, other in map(sorted, conflicts):
+        others[one].add(other)
+        others[other].add(one)
+    above = {client: len(peers) - most(client) for client, peers in others.items()}
+    found = list[str]()
+    while above:
+        client = max(above, key=above.__getitem__)
+        if above.pop(client) <= 0:
             break
         found.append(client)
-        left = {pair for pair in left if client not in pair}
+        for peer in others[client].intersection(above):
+            above[peer] -= 1
     return found

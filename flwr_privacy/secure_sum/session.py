@@ -207,6 +207,16 @@ class Session:
         others = set(accused).intersection(self.rosters.get(client, ())) - {client}
         self.conflicts.update(Conflict({client, dealer}) for dealer in others)
 
+    def liars_around(self, client: str) -> int:
+        """Return how many of those with whom a client shares masks may lie together.
+
+        In a sparse graph fewer than can open its secrets, but for the probability that
+        `flwr_privacy.secure_sum.graph.insecurity` bounds.
+        """
+        if len(self.rosters[client]) == len(self.rosters):
+            return self.liars
+        return max(1, min(self.liars, self._local(client) - 1))
+
     def survivors_around(self, client: str, survivors: Collection[str]) -> list[str]:
         """Return the survivors of a client's roster, which are all that the client is told of."""
         there = set(survivors)

@@ -82,6 +82,7 @@ _NOTHING_RELEASED = {"declined", "error"}
 
 _MOST_DETAILS = 3
 _LONGEST_DETAIL = 300  # characters of a log line that an adversary may fill
+_MOST_NAMED = 2**16  # characters of the names of clients that one refuses
 
 
 @dataclass(frozen=True)
@@ -313,7 +314,8 @@ class RequestLog:
             text = message.error.reason or f"code {message.error.code}"
             reason = _REASON_OF_CODE.get(message.error.code, "error")
             if message.error.code == REFUSED_PEERS_CODE and not self.cohorts:
-                self.refused_peers |= dict.fromkeys(self.asked.get(node, []), text.split())
+                named = message.error.reason[:_MOST_NAMED].split()
+                self.refused_peers |= dict.fromkeys(self.asked.get(node, []), named)
                 text = f"it refuses keys or shares of clients {text}"
             # Who is asked again may have answered before, and refuses to do so twice.
             if reason in _NOTHING_RELEASED and node not in self.asked_again:

@@ -238,6 +238,7 @@ class Summed:
         following, self._next = self._next, None
         if following is None or following.session.step == 0:
             raise ProtocolError("the last sum was not opened with again=True")
+        self._take_conflicts(following.session)
         following.session.check_dealers()
         self._now = following
 
@@ -320,13 +321,17 @@ class Summed:
             return
         for one, other in sorted(map(sorted, found)):
             logger.warning("clients %s and %s contradict each other", one, other)
-        why = f"it contradicts more than {session.liars} others of a secure sum"
-        false = dict.fromkeys(liars(session.conflicts, session.liars), why) | session.misfits
+        most = session.liars_around
+        false = {
+            client: f"it contradicts more than {most(client)} others of a secure sum"
+            for client in liars(session.conflicts, most)
+        } | session.misfits
         self._exchanges.leave_out(false)
         both = self._conflicts | found
         self._conflicts = {pair for pair in both if not pair & false.keys()}
         if self._next is not None and self._next.session.step == 0:
-            self._next = None
+            dropped, self._next = self._next.session, None
+            self._take_conflicts(dropped)
 
     def _connected(self) -> Grid:
         if self._grid is None:

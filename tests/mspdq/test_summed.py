@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from apps import make, message_app, model_of, record, run_strategy, same, step
-from flwr.app import Message
-from grid_tap import without_a_deal
+from flwr.app import ConfigRecord, Message
+from grid_tap import tapped, without_a_deal
 
 from flwr_privacy.clients import MSPDQClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.secure_sum.messages import OPEN
+from flwr_privacy.secure_sum.messages import DEAL, OPEN
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import MSPDQ, LoopOptions
 from flwr_privacy.strategies.requests.instruction import to_each
@@ -332,6 +332,27 @@ def test_who_does_not_deal_for_a_later_step_ends_the_round_too(caplog: Any) -> N
     first, second = (line["scheme"] for line in result.history[1:])
     assert (first["mixing_rounds"], second["mixing_rounds"]) == (1, 3)
     assert same(models[1], run(build(mixing_rounds=1, **alike), insecure_seed=5).arrays)
+
+
+def test_who_accuses_at_a_later_step_is_named(caplog: Any) -> None:
+    def accuse(message: Message) -> None:
+        deal = message.content.get(DEAL)
+        if message.metadata.src_node_id == accuser[0] and deal is not None and "step" not in deal:
+            accused.append(len(accused))
+            if len(accused) == 2:  # its deal for the first step of the first round was the first
+                message.content[DEAL] = ConfigRecord({"refused": "a key", "peers": ["1", "2"]})
+
+    accuser, accused = [0], list[int]()
+
+    def first(message: Message) -> None:
+        if message.content.get(DEAL) is not None and not accuser[0]:
+            accuser[0] = message.metadata.dst_node_id
+
+    with caplog.at_level("WARNING", "flwr.privacy"):
+        run(build(mixing_rounds=3), before=tapped(first, said=accuse), num_rounds=1)
+    assert len(accused) >= 2
+    assert "the sum of step 1 of round 1 is not opened" in caplog.text
+    assert "contradict each other" in caplog.text
 
 
 def test_too_few_dealers_skip_the_round_and_the_next_one_is_summed(caplog: Any) -> None:

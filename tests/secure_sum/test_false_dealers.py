@@ -12,8 +12,9 @@ from sum_session import CLIENTS, DEALT, JOINED, REVEALED, SENT, SURVIVORS, Sum, 
 
 from flwr_privacy.clients import SecureSumClient, as_mod
 from flwr_privacy.errors import ProtocolError, RefusedPeersError
-from flwr_privacy.secure_sum import NotOpenedError, SecureSum
+from flwr_privacy.secure_sum import NotOpenedError, SecureSum, Session
 from flwr_privacy.secure_sum.conflicts import Conflict, apart, liars
+from flwr_privacy.secure_sum.graph import local_threshold, rosters
 from flwr_privacy.secure_sum.messages import DEAL, JOIN, OPEN
 from flwr_privacy.strategies import FedAvg
 from flwr_privacy.wire.channel import KeyPair
@@ -76,7 +77,38 @@ def test_without_conflicts_everybody_stays() -> None:
 def test_who_contradicts_more_than_may_lie_together_is_a_liar(
     pairs: str, most: int, found: str
 ) -> None:
-    assert "".join(liars(conflicts(pairs), most)) == found
+    assert "".join(liars(conflicts(pairs), lambda client: most)) == found
+
+
+def test_each_client_has_a_limit_of_its_own() -> None:
+    limits = {"a": 3, "b": 1}
+    found = conflicts("ac ad ae bc bd")
+    assert liars(found, lambda client: limits.get(client, 4)) == ["b"]
+
+
+@pytest.mark.parametrize("cohort", [150, 300, 1000])
+def test_in_a_sparse_graph_those_around_a_client_count(cohort: int) -> None:
+    """Whoever all refuse is a liar; whoever fewer refuse than can open its secrets is not."""
+    settings, names = SecureSum(), [f"c{i}" for i in range(cohort)]
+    graph = rosters(names, settings, seed=1, server_round=1)
+    assert len(graph["c7"]) < cohort
+    session = Session(
+        name="s",
+        experiment_id="e",
+        server_round=1,
+        rosters=graph,
+        keys={},
+        threshold=settings.threshold_of(cohort),
+        bounds=settings.bounds(cohort, code_limit=2**20, largest_weight=1),
+        liars=settings.liars_of(cohort),
+    )
+    local = local_threshold(len(graph["c7"]), session.threshold, cohort)
+    accusers = [client for client in graph["c7"] if client != "c7"]
+    for client in accusers[: local - 1]:
+        session.take_accusation(client, ["c7"])
+    assert liars(session.conflicts, session.liars_around) == []
+    session.take_accusation(accusers[local - 1], ["c7"])
+    assert liars(session.conflicts, session.liars_around) == ["c7"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from flwr_privacy.strategies.requests.exchange import exchange, persistent_excha
 from flwr_privacy.strategies.requests.pulling import MALFORMED_CODE
 from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.strategies.requests.tally import Tally
-from flwr_privacy.wire.message import RECORD, Header
+from flwr_privacy.wire.message import RECORD, REFUSED_PEERS_CODE, Header
 
 HEADER = Header(scheme="s", experiment_id="e", phase="train", server_round=1)
 
@@ -171,3 +171,12 @@ def test_a_reply_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(ConfigRecord, "deflate", too_much)
     assert list(book.replies([came])) == []
     assert book.refused == {"malformed": 1}
+
+
+@pytest.mark.parametrize(("text", "most"), [("ab " * 2**22, 2**15), ("", 0)])
+def test_the_names_that_a_client_refuses_take_bounded_memory(text: str, most: int) -> None:
+    request_log = log()
+    replies = iter([said(Error(REFUSED_PEERS_CODE, text))])
+    assert list(request_log.replies(replies)) == []
+    assert request_log.refused == {"error": 1}
+    assert len(request_log.refused_peers[f"c{NODE}"]) <= most
