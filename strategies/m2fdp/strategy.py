@@ -16,7 +16,6 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import (
-    CheckpointError,
     InvalidParameterError,
     ProtocolError,
     check_choice,
@@ -50,6 +49,7 @@ from flwr_privacy.strategies.state.experiment import to_record
 from flwr_privacy.wire.layout import Layout
 from flwr_privacy.wire.message import TRAIN
 
+from .calibrated import check_calibrated, plain, tree_of
 from .relay import Relay
 from .simulated_aggregators import SimulatedAggregators
 from .tier_charges import TierCharges
@@ -386,10 +386,11 @@ class M2FDP(SchemeStrategy):
             self._tiers.write(self.experiment.run_dir, self.plan)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the leaf of each client, and the remaining local steps."""
+        """Return the leaf of each client, the remaining local steps, and what noise is for."""
         return {
             "devices": self._devices,
             "calibrated": self._calibrated(),
+            "noised": self.privacy.noised,
             "steps_left": self._tier_schedule.steps_left,
             "insecure": self._insecure,
         }
@@ -402,18 +403,21 @@ class M2FDP(SchemeStrategy):
         CheckpointError
             If the noise so far was calibrated for something else.
         """
-        for key, value in self._calibrated().items():
-            if self.privacy.noised and state["calibrated"][key] != value:
-                raise CheckpointError(
-                    f"the checkpoint was calibrated for {key} = {state['calibrated'][key]}, not "
-                    f"{value}: the noise of the rounds that are done cannot be changed"
-                )
+        if self.privacy.noised or state["noised"]:
+            check_calibrated(self._calibrated(), state["calibrated"])
         self._devices = list(state["devices"])
         self._steps_left = int(state["steps_left"])
         self._insecure = state["insecure"]
 
-    def _calibrated(self) -> dict[str, str]:
-        """Return what the noise of all rounds depends on, as texts."""
-        names = ("privacy", "schedule", "step_rule", "min_children", "control", "resources")
-        parts = {name: repr(getattr(self, name)) for name in names}
-        return {**parts, "num_rounds": str(self.planned_rounds)}
+    def _calibrated(self) -> dict[str, Any]:
+        """Return what the noise of all rounds depends on."""
+        names = ("privacy", "schedule", "step_rule", "min_children", "control")
+        parts = {name: plain(getattr(self, name)) for name in names}
+        # What steps and uploads cost has a say in the choices of a controller, in nothing else.
+        costs = None if self.control is None else plain(self.resources or ResourceModel())
+        return {
+            **parts,
+            "resources": costs,
+            "num_rounds": self.planned_rounds,
+            **tree_of(self.tree),
+        }

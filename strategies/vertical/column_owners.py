@@ -121,22 +121,44 @@ class ColumnOwners(SchemeStrategy):
         if missing := natural(set(self.members).difference(there)):
             raise ProtocolError(f"clients {missing} are not there, or still owe an answer")
 
-    def simulate_delays(self, partitions: int = 1) -> None:
-        """Begin to simulate the delays of the members, if that was asked for.
+    def delays_of_members(self, partitions: int = 1) -> HalfSlow | None:
+        """Return the delays that are simulated; None if that was not asked for.
 
-        They take time for computing and messages too, unless the user has said how much.
+        Raises
+        ------
+        InvalidParameterError
+            If they do not fit the members.
         """
         if self._delays is None:
-            return
+            return None
         usual = {
             "clients": tuple(self.members),
             "batch_size": self.batch_size,
             "K": partitions,
         }
         delays = HalfSlow(**{**usual, **self._delays})
+        if missing := natural(set(self.members).difference(delays.clients)):
+            allowed = f"all clients, {missing} among them"
+            raise InvalidParameterError("delays.clients", delays.clients, allowed)
+        return delays
+
+    def simulate_delays(self, partitions: int = 1) -> None:
+        """Begin to simulate the delays of the members, if that was asked for.
+
+        They take time for computing and messages too, unless the user has said how much.
+        """
+        delays = self.delays_of_members(partitions)
+        if delays is None:
+            return
         if delays.counted:
             self.counted = own = self.seconds(delays)
-            delays = replace(delays, share_seconds=own.share, upload_seconds=own.upload)
+            # Whoever has a delay and is no member takes no time.
+            others = dict.fromkeys(delays.clients, 0.0)
+            delays = replace(
+                delays,
+                share_seconds={**others, **own.share},
+                upload_seconds={**others, **own.upload},
+            )
         self.messenger.stragglers = delays
 
     def seconds(self, delays: HalfSlow) -> Seconds:

@@ -115,6 +115,7 @@ class DataCoding(VerticalStrategy):
         terms.check()
         for part in terms.parts:
             terms.check_batch(min(self.rows_of(terms, part), terms.segments(part).length))
+        self.delays_of_members(terms.partitions)  # they are checked before any data are shared
         self._share_rows(grid, server_round, terms)
         self.terms, self._stale = terms, False
         self.simulate_delays(terms.partitions)

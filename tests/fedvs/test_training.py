@@ -23,6 +23,7 @@ from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.network import initial_weights, project
 from flwr_privacy.fedvs.quantisation import round_stochastic
 from flwr_privacy.fedvs.rows import batch_of, order
+from flwr_privacy.fedvs.terms import CODE, ENROL
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import FedVS
@@ -311,6 +312,29 @@ def test_the_number_of_stragglers_is_checked_when_the_clients_are_known() -> Non
     assert len(clock(delays=late)) == 4
     with pytest.raises(InvalidParameterError, match="stragglers = 5"):
         clock(delays={**late, "stragglers": 5})
+
+
+def test_delays_may_have_more_clients_than_there_are() -> None:
+    """Whoever is no member has a delay, and no part in the training."""
+    names = [str(i) for i in range(6)]
+    assert clock(delays={**RATES, "clients": names}) == clock(delays=RATES)
+
+
+@pytest.mark.parametrize(
+    ("delays", "refused"),
+    [
+        ({"clients": ("0", "1", "2")}, r"delays.clients = .*: expected all clients, \['3'\] among"),
+        ({"stragglers": 5}, "stragglers = 5"),
+    ],
+)
+def test_delays_that_do_not_fit_the_clients_are_refused_before_data_are_shared(
+    delays: dict[str, Any], refused: str
+) -> None:
+    wire = Wire()
+    with pytest.raises(InvalidParameterError, match=refused):
+        vertical.train(num_rounds=1, evaluation="none", before=wire, delays=delays)
+    assert wire.of(wire.asked, ENROL)
+    assert not wire.of(wire.asked, CODE)
 
 
 # -- Rows --------------------------------------------------------------------------------------

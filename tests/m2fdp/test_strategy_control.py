@@ -13,7 +13,7 @@ from tier_training import HALF, Model, check_ledgers, descend, run, spent_of, st
 
 from flwr_privacy.errors import CheckpointError
 from flwr_privacy.m2fdp import AdaptiveController, Decision, NoNoise, ResourceModel, TierTree
-from flwr_privacy.strategies import AdaptiveControl
+from flwr_privacy.strategies import AdaptiveControl, DeviceNoise
 from flwr_privacy.strategies.m2fdp.tree_members import drawn
 
 pytestmark = pytest.mark.usefixtures("no_settling", "one_accountant")
@@ -144,6 +144,61 @@ def test_a_resume_is_refused_if_the_noise_so_far_was_for_something_else(
     with pytest.raises(CheckpointError, match=refused):
         run(HALF, stay, **{**options, **change})
     run(HALF, stay, **options)
+
+
+def test_a_resume_without_the_noise_so_far_is_refused(tmp_path: Path) -> None:
+    options = interrupted(tmp_path, num_rounds=2)
+    refused = "calibrated for privacy = .*DeviceNoise.*, not .*NoNoise.*: the noise of the rounds"
+    with pytest.raises(CheckpointError, match=refused):
+        run(HALF, stay, **{**options, "privacy": NoNoise()})
+
+
+@pytest.mark.parametrize(
+    ("tree", "refused"),
+    [
+        (TierTree.of_fanouts((2, 2), p=1.0), r"trusted = \['t1-0'\], not \['t1-0', 't1-1'\]: the"),
+        (
+            TierTree(
+                parents={"t1-0": "cloud", "t1-1": "cloud", "0": "t1-0", "1": "t1-0", "2": "t1-0"}
+                | {"3": "t1-1"},
+                devices=("0", "1", "2", "3"),
+                trusted=frozenset({"t1-0"}),
+            ),
+            r"tree = .*\['t1-0', 2\].*, not .*\['t1-0', 3\]",
+        ),
+    ],
+)
+def test_a_resume_is_refused_if_the_noise_so_far_was_for_another_tree(
+    tree: TierTree, refused: str, tmp_path: Path
+) -> None:
+    options = interrupted(tmp_path, num_rounds=2)
+    with pytest.raises(CheckpointError, match=f"calibrated for {refused}"):
+        run(tree, stay, **options)
+    run(HALF, stay, **options)
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ({"privacy": DeviceNoise(epsilon=8.0)}, {"privacy": DeviceNoise(epsilon=8)}),
+        ({"steps": 4, "events": {1: [2]}}, {"steps": 4, "events": {1: (2,)}}),
+        ({}, {"resources": ResourceModel()}),
+        ({}, {"resources": ResourceModel(step_energy=1.0)}),
+        (
+            {"control": AdaptiveControl(**CONTROL)},
+            {
+                "control": AdaptiveControl(**CONTROL, weights=[1, 1, 1]),
+                "resources": ResourceModel(),
+            },
+        ),
+    ],
+)
+def test_a_resume_with_equal_values_goes_on(
+    then: dict[str, Any], now: dict[str, Any], tmp_path: Path
+) -> None:
+    options = interrupted(tmp_path, num_rounds=2, **then)
+    result, _ = run(HALF, stay, **{**options, **now})
+    assert [line["round"] for line in result.history] == [0, 1, 2]
 
 
 def test_without_noise_a_training_may_become_longer(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""What the noise of all rounds of an M2FDP training was calibrated for, in a checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from flwr_privacy.errors import CheckpointError
+from flwr_privacy.m2fdp import TierTree
+
+__all__ = ["check_calibrated", "plain", "tree_of"]
+
+_LONGEST_VALUE = 500  # characters of a value in a message
+
+
+def plain(value: Any) -> Any:
+    """Return a value as a checkpoint holds it: equal values stay equal after they were saved.
+
+    Examples
+    --------
+    >>> from flwr_privacy.m2fdp import EventSchedule
+    >>> plain(EventSchedule(steps=20, events={1: (5, 9)}))
+    {'type': 'EventSchedule', 'steps': 20, 'events': {'1': [5, 9]}}
+    """
+    if is_dataclass(value):
+        own = {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
+        return {"type": type(value).__name__, **own}
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(entry) for entry in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def tree_of(tree: TierTree) -> dict[str, Any]:
+    """Return what noise depends on in a tree: secure aggregators, and the number of children."""
+    above = [node for tier in tree.tiers[:-1] for node in tier]
+    return {
+        "trusted": [node for node in above if tree.secure(node)],
+        # Breadth first: the numbers of children say who is whose child.
+        "tree": [[node, len(tree.children(node))] for node in above],
+    }
+
+
+def check_calibrated(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    """Refuse to go on with other values than those that noise was calibrated for.
+
+    Raises
+    ------
+    CheckpointError
+        If a value is another one.
+    """
+    for key, value in now.items():
+        if then[key] != value:
+            raise CheckpointError(
+                f"the checkpoint was calibrated for {key} = {_shown(then[key])}, not "
+                f"{_shown(value)}: the noise of the rounds that are done cannot be changed"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
