@@ -3,13 +3,16 @@
 import math
 
 from flwr_privacy.acfl.scfl import features_epsilon, sigma2_for_eps_projected
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.errors import InvalidParameterError, check_integer
 from flwr_privacy.mspdq.baselines import Noising, nbafl_uplink_sigma
 
 __all__ = ["RIVALS", "check_unit", "nbafl", "scfl"]
 
-RIVALS = ("mspdq-ldp", "acfl-scfl")
-"""The names of what `nbafl` and `scfl` are about."""
+RIVALS = {
+    "mspdq-ldp": ("rounds", "clipping_norm", "records", "size"),
+    "acfl-scfl": ("clipping_norm", "size"),
+}
+"""What `nbafl` and `scfl` are about, and the options beside the budget that they use."""
 
 
 def nbafl(
@@ -39,6 +42,7 @@ def nbafl(
     epsilon 1.2868       if a record moves a model by 0.0033333 (2 C / records): not enforced
     epsilon 75458        by what clipping gives: a record moves a model by up to 2 (2 C)
     """
+    check_integer("size", size, minimum=1)
     sigma = nbafl_uplink_sigma(
         clipping_norm=clipping_norm,
         epsilon=epsilon,
@@ -90,6 +94,7 @@ def scfl(*, epsilon: float, delta: float, features: int, norm: float) -> str:
     epsilon 64.379       at delta 1e-05 for all features of a record whose label is known
     epsilon inf          for a record: a label that nobody else has is told with certainty
     """
+    check_integer("size", features, minimum=1)
     s = sigma2_for_eps_projected(epsilon, features, B_X=norm)
     known = features_epsilon(features, s, distance=2 * norm, delta=delta)
     return "\n".join(

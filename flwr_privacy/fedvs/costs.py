@@ -85,16 +85,6 @@ class Costs:
     decode_macs: int
     plain_macs: tuple[int, ...]
 
-    @property
-    def upload_ratio(self) -> float:
-        """How many times the numbers of plain split learning a client sends, on average."""
-        return sum(self.upload_elements) / len(self.upload_elements) / self.plain_elements
-
-    @property
-    def compute_ratio(self) -> float:
-        """How many times the products of plain split learning a client's answer takes."""
-        return self.answer_macs * len(self.plain_macs) / sum(self.plain_macs)
-
 
 def cost_model(
     *,

@@ -1,11 +1,12 @@
 """The commands of research: `calibrate`, `attack`, `experiment`, `replication`, `reliability`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from click.core import ParameterSource
 
 from flwr_privacy.errors import InvalidParameterError, check_choice
 from flwr_privacy.simulations.runner.jobs import Engine
@@ -16,6 +17,7 @@ __all__ = ["attack", "best_rounds", "calibrate", "experiment", "reliability", "r
 
 
 def calibrate(
+    context: typer.Context,
     epsilon: Annotated[float, typer.Option(help="Budget of a client over all rounds.")],
     unit: Annotated[str, typer.Option(help="What is protected: record or user.")],
     scheme: Annotated[
@@ -48,6 +50,7 @@ def calibrate(
     check_choice("scheme", scheme, ("udp", *rival_noise.RIVALS))
     if scheme != "udp":
         rival_noise.check_unit(unit)
+        _check_used(context, scheme, rival_noise.RIVALS[scheme])
     if scheme == "mspdq-ldp":
         text = rival_noise.nbafl(
             epsilon=epsilon,
@@ -65,6 +68,7 @@ def calibrate(
     from flwr_privacy.simulations.calibrate import legend, table
     from flwr_privacy.udp import sensitivity
 
+    _check_used(context, f"udp, unit {unit}", _USED[check_choice("unit", unit, _USED)])
     bound = sensitivity(
         unit,
         clipping_norm=clipping_norm,
@@ -86,6 +90,21 @@ def calibrate(
     )
     typer.echo(table(rows))
     typer.echo(legend(rounds, fraction, sampling_rate=sampling_rate))
+
+
+_ALWAYS = ("scheme", "unit", "epsilon", "delta")
+_AT_USER_LEVEL = ("rounds", "fraction", "clipping_norm")
+_USED = {
+    "record": (*_AT_USER_LEVEL, "learning_rate", "records", "sampling_rate"),
+    "user": _AT_USER_LEVEL,
+}
+
+
+def _check_used(context: typer.Context, case: str, used: Iterable[str]) -> None:
+    for name, value in context.params.items():
+        given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if given and name not in (*_ALWAYS, *used):
+            raise InvalidParameterError(name, value, f"nothing: it has no effect for {case}")
 
 
 def best_rounds(

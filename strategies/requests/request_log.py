@@ -314,7 +314,7 @@ class RequestLog:
             text = message.error.reason or f"code {message.error.code}"
             reason = _REASON_OF_CODE.get(message.error.code, "error")
             if message.error.code == REFUSED_PEERS_CODE and not self.cohorts:
-                named = message.error.reason[:_MOST_NAMED].split()
+                named = (message.error.reason or "")[:_MOST_NAMED].split()
                 self.refused_peers |= dict.fromkeys(self.asked.get(node, []), named)
                 text = f"it refuses keys or shares of clients {text}"
             # Who is asked again may have answered before, and refuses to do so twice.

@@ -9,6 +9,7 @@ from commands import Command
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.simulations import rival_noise
 from flwr_privacy.simulations.calibrate import Calibration, calibrate
 from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out
@@ -89,6 +90,30 @@ def test_the_command_has_the_rivals_too(command: Command) -> None:
     refused = command("calibrate", "mspdq-ldp", "--unit", "user", "--epsilon", "1")
     assert refused.returncode == 2
     assert "unit = 'user': expected record" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        (("mspdq-ldp", "--unit", "record", "--fraction", "0.1"), "fraction = 0.1"),
+        (("acfl-scfl", "--unit", "record", "--rounds", "60"), "rounds = 60"),
+        (("udp", "--unit", "record", "--size", "10"), "size = 10"),
+        (("udp", "--unit", "user", "--records", "10"), "records = 10"),
+    ],
+)
+def test_what_has_no_effect_is_refused(
+    command: Command, arguments: tuple[str, ...], refused: str
+) -> None:
+    done = command("calibrate", *arguments, "--epsilon", "1")
+    assert done.returncode == 2
+    assert f"{refused}: expected nothing: it has no effect for {arguments[0]}" in done.stderr
+
+
+@pytest.mark.parametrize("scheme", rival_noise.RIVALS)
+def test_a_model_has_weights(command: Command, scheme: str) -> None:
+    done = command("calibrate", scheme, "--unit", "record", "--epsilon", "1", "--size", "0")
+    assert done.returncode == 2
+    assert "size = 0: expected" in done.stderr
 
 
 def card(folder: Path, **values: Any) -> PrivacyCard:
