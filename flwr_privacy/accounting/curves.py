@@ -68,12 +68,15 @@ def rdp_curve(mechanism: str, noise_multiplier: float, sampling: float) -> NDArr
 @contextmanager
 def _without_warnings() -> Iterator[None]:
     """Hush dp-accounting, which warns of each order that it leaves out."""
-    logger = logging.getLogger("absl")
+    logger, nothing = logging.getLogger("absl"), logging.NullHandler()
     level = logger.level
     logger.setLevel(logging.ERROR)
+    # Absl gives a root logger without handlers one for good, which prints what is printed already.
+    logging.root.addHandler(nothing)
     try:
         yield
     finally:
+        logging.root.removeHandler(nothing)
         logger.setLevel(level)
 
 

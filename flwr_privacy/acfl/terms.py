@@ -7,6 +7,7 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.accounting.gaussian import check_delta
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, summed_gap
+from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.noise import discretisation_gap
 
@@ -338,6 +339,21 @@ class GradientTerms(DataTerms):
     def sigma(self) -> float:
         """Standard deviation of the noise; in a secure sum that of the sum's noise."""
         return self.noise_multiplier * self.sensitivity() if self.noise == RECORD else 0.0
+
+    def forecast(self, rounds: int, clients: int) -> Forecast:
+        """Return what the noise of so many rounds' gradients leaves of a training.
+
+        In a round the sum of the gradients has at most the norm ``clipping_norm`` for each record.
+        """
+        noise = self.sigma * (1.0 if self.parties else math.sqrt(clients))
+        return Forecast(
+            ratio=noise / (clients * self.clipping_norm),
+            weights=self.features * self.labels,
+            clients=clients,
+            rounds=rounds,
+            own_noise=not self.parties,
+            per_record=True,
+        )
 
     def check_grid(self) -> None:
         """Refuse a grid that has no codes for all values, or too few in the noise.

@@ -61,6 +61,7 @@ from .operator_checks import (
 )
 from .planned_release import PlannedRelease
 from .request import DELIVERY, Request, question_of
+from .update_log import log_clipped
 from .users_code import check_going_on, refused_alike, run, stopped
 
 __all__ = ["answer", "answer_step", "answer_unprotected", "check_step", "mark_insecure"]
@@ -146,6 +147,7 @@ def answer(
         lambda: mechanism.measure(start, release.work(_sampler(store, request), facts)),
         lambda: mechanism.failed(start),
     )
+    log_clipped(store, request, number, measured)
     made = _noised(store, request, mechanism, measured, plan)
     if plan.noise_follows:  # nothing is kept: it is sealed before its charge counts as answered
         return settle(release, planned, number, seal(made))

@@ -155,7 +155,10 @@ class Update:
             more = _subtract(array.reshape(-1), start[name].reshape(-1), part)
             # Squares with a finite sum are finite; those of large numbers may not be.
             if not (math.isfinite(more) or np.isfinite(part).all()):
-                raise DataError(f"the update of '{name}' has NaN or infinity: it is not released")
+                raise DataError(
+                    f"the update of '{name}' has NaN or infinity: it is not released; a smaller "
+                    "learning rate may help"
+                )
             place, squares = place + array.size, squares + more
         factor = 1.0 if clipping_norm is None else _clip(vector, clipping_norm, squares)
         return cls(vector, shapes, factor)

@@ -247,6 +247,7 @@ class ACFL(CodedSetup):
             fields=records.write(terms),
             accumulator=partial(gradient_sum, terms),
             cost=lambda client: charge,
+            forecast=partial(terms.forecast, self._planned_rounds() or 1) if charge else None,
         )
         if self.weighting.own_rates is None:
             return instruction

@@ -39,7 +39,9 @@ from flwr_privacy.m2fdp import (
     guarantee_of,
 )
 from flwr_privacy.m2fdp.plan import STEP_RULES
+from flwr_privacy.m2fdp.planned_noise import forecast_of
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.strategies.loop.base import SchemeStrategy
@@ -327,6 +329,11 @@ class M2FDP(SchemeStrategy):
         )
         return only(everybody, {device for devices in self._chosen.values() for device in devices})
 
+    def _forecast(self, asked: int) -> Forecast:
+        # Not of `asked`: with `relay` aggregators are clients too.
+        devices = sum(map(len, self._chosen.values()))
+        return forecast_of(self.plan, weights=self._layout.size, devices=devices)
+
     def _taking_part(self, exchange: Exchange) -> dict[str, list[str]]:
         """Return the devices that are asked in an exchange, by their parent."""
         return {leaf: devices for leaf, devices in self._chosen.items() if leaf in exchange.leaves}
@@ -351,7 +358,12 @@ class M2FDP(SchemeStrategy):
             told["classifier_noise"] = self._tiers.planned_deviation(self.plan)
         of_group = requests.of_groups(self.configrecord_key, self.arrayrecord_key, **told)
         instruction = requests.instruction(
-            self._charges, of_group, self._settled_statistics(), self._template, self._layout
+            self._charges,
+            of_group,
+            self._settled_statistics(),
+            self._template,
+            self._layout,
+            self._forecast if self.privacy.noised else None,
         )
         self.announce()
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: shared})

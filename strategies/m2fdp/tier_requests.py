@@ -17,6 +17,7 @@ from flwr_privacy.m2fdp import (
     TreeModels,
 )
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
 from flwr_privacy.strategies.requests.request_log import ClientReply
 from flwr_privacy.strategies.state.experiment import to_record
@@ -103,6 +104,7 @@ class TierRequests:
         statistics: Fields,
         template: Arrays,
         layout: Layout,
+        forecast: Callable[[int], Forecast] | None,
     ) -> Instruction:
         """Return the exchange as the shared loop takes it.
 
@@ -118,6 +120,8 @@ class TierRequests:
             The arrays of the model.
         layout : Layout
             Those of them that are sent.
+        forecast : callable, optional
+            Says what the noise leaves of the training, where there is noise.
         """
         # A node that runs several devices needs these to add their codes up.
         kept = list(self.plan.keep_back)
@@ -132,6 +136,7 @@ class TierRequests:
             adds_up=self.relay is None,
             cost=charges.costs(self.exchange),
             charged=charges.charged(self.exchange),
+            forecast=forecast,
         )
 
     def _sealed(self, leaf: str) -> bool:

@@ -16,6 +16,7 @@ from flwr_privacy.m2fdp import (
     TierSums,
     TierTree,
 )
+from flwr_privacy.m2fdp.planned_noise import device_sigma
 from flwr_privacy.wire.files import write_text
 
 __all__ = ["TREE", "TierLog"]
@@ -178,9 +179,3 @@ class TierLog:
             name = f"{children[0]} ... {children[-1]}"
             return [{"name": name, "devices": len(children), **entry}]
         return [{"name": name, "devices": 1, **entry} for name in children]
-
-
-def device_sigma(plan: M2FDPRoundPlan, exchange: Exchange, leaf: str) -> float:
-    """Return the noise of a device whose aggregator is insecure, in an exchange."""
-    asked = exchange.leaves[leaf]
-    return plan.release_of(leaf, exchange).multiplier * 2 * plan.bound(asked.steps)

@@ -22,6 +22,7 @@ from flwr_privacy.errors import (
     LedgerError,
     ProtocolError,
 )
+from flwr_privacy.pipeline import update_log
 from flwr_privacy.pipeline.mechanism import NoFactsError
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import InlineGrid
@@ -178,6 +179,29 @@ def broken(value: float) -> Callable[[Any], Any]:
         return Trained(trained, {})
 
     return train
+
+
+def moves_by(distance: float) -> Callable[[Any], Any]:
+    from flwr_privacy.clients import Trained
+
+    return lambda start: Trained({n: a + np.asarray(distance) for n, a in start.items()}, {})
+
+
+@pytest.mark.parametrize(("distance", "level"), [(1e-9, ""), (0.5, "INFO"), (50.0, "WARNING")])
+def test_the_node_says_once_by_how_much_it_clips(
+    node: Node, distance: float, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where each message is handled by a new process."""
+    caplog.set_level("INFO", "flwr.privacy")
+    for server_round in (1, 2):
+        node.ask(train=moves_by(distance), round=server_round)
+        update_log._TOLD.clear()
+    size = sum(array.size for array in MODEL.values() if array.dtype == np.float32)
+    said = [(r.levelname, r.getMessage()) for r in caplog.records if "clipped" in r.getMessage()]
+    part = TERMS.clipping_norm / (distance * math.sqrt(size))
+    expected = f"client ward-7: its update was clipped to {part:.2g} of its length. Fewer"
+    assert [found for found, _ in said] == [level] * bool(level)
+    assert all(text.startswith(expected) for _, text in said)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

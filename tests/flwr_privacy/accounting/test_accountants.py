@@ -1,3 +1,4 @@
+import logging
 import math
 import random
 from functools import lru_cache
@@ -58,6 +59,14 @@ def test_rdp_is_above_gdp_monotone_and_independent_of_the_order(some, more, orde
 def test_pld_is_gdp_to_a_thousandth_and_never_below(some):
     exact, numeric = (spent(some, delta=1e-5, accountant=name) for name in ("gdp", "pld"))
     assert exact <= numeric <= exact * 1.001 + 1e-6
+
+
+def test_accounting_leaves_the_logging_of_the_process_as_it_was(monkeypatch):
+    """Absl would add a handler to the root logger, which prints all logs once more."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    rdp_curve.cache_clear()
+    rdp_curve("gaussian", 0.3, 0.9)
+    assert logging.root.handlers == []
 
 
 @pytest.mark.parametrize("mu", [0.3, 5, 20])

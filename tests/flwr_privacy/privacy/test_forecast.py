@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flwr_privacy.acfl.terms import GradientTerms
 from flwr_privacy.errors import DataError, InvalidParameterError
+from flwr_privacy.m2fdp import DeviceNoise, EventSchedule, M2FDPRoundPlan, TierTree, planned_noise
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.forecast import LIMITS, Forecast
 from flwr_privacy.privacy.guarantee import Guarantee
@@ -87,6 +89,62 @@ def test_noise_that_does_not_fall_with_the_records_is_not_said_to(
     forecast = forecast_of(terms, weights=650, clients=4, rounds=1)
     assert forecast.warns == (not falls)
     assert ("a single step" in forecast.text()) == (not falls)
+
+
+def tree_plan(p: float, events: dict[int, int], **options: Any) -> M2FDPRoundPlan:
+    """A round of a tree with two lowest aggregators of three devices each."""
+    return M2FDPRoundPlan(
+        tree=TierTree.of_fanouts((2, 3), p=p),
+        schedule=EventSchedule(steps=4, events=events),
+        privacy=DeviceNoise(epsilon=8.0, clipping_norm=0.05),
+        server_round=1,
+        total_steps=40,
+        rounds=10,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("events", [{}, {1: 2}])
+def test_the_noise_of_a_tree_is_that_of_its_nodes(p: float, events: dict[int, int]) -> None:
+    """By the weights of all nodes that add noise at an event, and what they add."""
+    plan = tree_plan(p, events)
+    variance = 0.0
+    for exchange in plan.exchanges:
+        for zone in exchange.leaves:
+            release = plan.release_of(zone, exchange)
+            if plan.tree.secure(zone):  # three devices share a sensitivity
+                variance += (release.multiplier * 2 * plan.bound(release.steps) / 3 / 2) ** 2
+            else:
+                variance += 3 * (release.multiplier * 2 * plan.bound(release.steps) / 6) ** 2
+    found = planned_noise.forecast_of(plan, weights=50, devices=6)
+    assert found.ratio == pytest.approx(math.sqrt(variance) / plan.bound(4))
+    assert (found.rounds, found.own_noise) == (10, p < 1)
+    assert ("more trusted aggregators" in found.remedies) == (p < 1)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_half_of_the_devices_have_more_noise_each(p: float) -> None:
+    every, half = (
+        planned_noise.forecast_of(tree_plan(p, {}), weights=50, devices=n) for n in (6, 3)
+    )
+    assert half.ratio / every.ratio == pytest.approx(2.0 if p else math.sqrt(2))
+
+
+@pytest.mark.parametrize("parties", [0, 5])
+def test_the_noise_of_coded_gradients_is_that_of_one_record_of_each(parties: int) -> None:
+    terms = GradientTerms(
+        noise="record",
+        **{"features": 20, "labels": 3, "feature_map": "raw", "feature_bound": 1.0},
+        **{"label_bound": 1.0, "feature_norm": 1.0, "label_norm": 1.0, "one_hot": True},
+        **{"max_records": 100, "epsilon": 8.0, "delta": 1e-5, "gap": 1e-3, "parties": parties},
+        **{"noise_multiplier": 2.0, "clipping_norm": 0.5, "batch_fraction": 1.0},
+        **{"gradient_bound": 0.0, "grid": -20},
+    )
+    own = math.sqrt(6) if not parties else 1.0
+    found = terms.forecast(7, 6)
+    assert found.ratio == pytest.approx(own * terms.sigma / (6 * 0.5))
+    assert (found.weights, found.rounds, found.per_record) == (60, 7, True)
 
 
 def test_the_card_keeps_it() -> None:
