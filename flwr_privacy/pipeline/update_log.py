@@ -3,8 +3,6 @@
 import logging
 from typing import Any
 
-from flwr_privacy.privacy.updates import Update
-
 from .node_store import NodeStore
 from .request import Request
 
@@ -32,6 +30,8 @@ def log_clipped(store: NodeStore, request: Request, number: int, measured: Any) 
         What came of the training.
     """
     experiment = request.question.experiment_id
+    from flwr_privacy.privacy.updates import Update  # late: without privacy there is none
+
     update = getattr(measured, "update", measured)  # some measure counts beside it
     if not isinstance(update, Update) or update.factor == 1 or experiment in _TOLD:
         return
