@@ -8,6 +8,7 @@ import typer
 from flwr_privacy import __version__
 from flwr_privacy.errors import FlwrPrivacyError
 
+from .check import check
 from .deployed import deploy
 from .ledger import ledger
 from .nodes import doctor, executor, key, node
@@ -30,7 +31,19 @@ the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 d
 130 interrupted."""
 
 for command in (
-    *(run, deploy, compare, demo, calibrate, best_rounds, attack, experiment, replication, verify),
+    *(
+        check,
+        run,
+        deploy,
+        compare,
+        demo,
+        calibrate,
+        best_rounds,
+        attack,
+        experiment,
+        replication,
+        verify,
+    ),
     *(executor, key, doctor, reliability),
 ):
     app.command(epilog=EXIT_CODES)(command)
