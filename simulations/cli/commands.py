@@ -27,7 +27,8 @@ app = typer.Typer(
 )
 
 EXIT_CODES = """Exit codes: 0 done, 2 wrong parameter, 3 data missing or damaged, 4 the engine or
-the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 declined,
+the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 declined, 9 charged
+without an answer, 10 no round gave a model, 11 too few clients train, 12 every answer was refused,
 130 interrupted."""
 
 for command in (
