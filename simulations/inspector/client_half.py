@@ -164,11 +164,9 @@ def _functions(app: AppFolder, source: Source, attribute: str) -> list[ClientFun
             if owner is not app.half(app.client)[1]:
                 continue
             arguments = decorator.args if isinstance(decorator, ast.Call) else []
-            action = (
-                arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else ""
-            )
+            action = [str(a.value) for a in arguments[:1] if isinstance(a, ast.Constant)]
             if call.attr in ("train", "evaluate", "query"):
-                kind = f"{call.attr}.{action}" if action else call.attr
+                kind = ".".join([call.attr, *action])
                 found.append(ClientFunction(kind, source, node))
     return found
 

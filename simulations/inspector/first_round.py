@@ -81,12 +81,13 @@ def _disconnect() -> None:
 
 def _stop_at_start() -> None:
     """Have every strategy stop where it would begin, also those with a `start` of their own."""
-    for strategy in {Strategy, *_subclasses(Strategy)}:
+    found: set[Any] = {Strategy, *_subclasses(Strategy)}
+    for strategy in found:
         if "start" in vars(strategy):
-            strategy.start = _stopping(vars(strategy)["start"])  # type: ignore[method-assign]
+            strategy.start = _stopping(vars(strategy)["start"])
 
 
-def _subclasses(of: type) -> Iterator[type]:
+def _subclasses(of: Any) -> Iterator[Any]:
     for subclass in of.__subclasses__():
         yield subclass
         yield from _subclasses(subclass)

@@ -98,7 +98,8 @@ def _as_inner(app: AppFolder, strategy: StrategyCall, wrap: Wrap) -> AppFolder:
             f"the strategy has a start of its own and comes from {strategy.name}: {where}",
             [f"take the start out: {wrap.strategy}(inner=...) runs the rounds"],
         )
-    outer, inner = [], []
+    outer: list[str] = []
+    inner: list[str] = []
     for keyword in call.keywords:
         if keyword.arg in METRICS_FUNCTIONS and not wrap.sends_metrics:
             continue
