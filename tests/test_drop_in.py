@@ -9,6 +9,7 @@ import pytest
 from drop_in import changed
 from flwr.serverapp import ServerApp
 
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import run_inline
 
@@ -164,3 +165,47 @@ def test_an_inner_strategy_steps_as_it_does_by_itself(client: str) -> None:
     for array, theirs, averaged in zip(arrays, flowers, EXPECTED, strict=True):
         np.testing.assert_allclose(array, theirs, rtol=1e-6)
         assert (array != averaged).all()
+
+
+def own_start(options: str, *changes: str) -> ModuleType:
+    """Return the server with its own start, its strategy made with other options, and changed."""
+    source = (HERE / "stock" / "own_start_server.py").read_text()
+    for change in changes:
+        source = changed(source, change)
+    loaded = ModuleType("own_start")
+    head = "from flwr_privacy.secure_sum import SecureSum\nfrom flwr_privacy.strategies import *\n"
+    exec(head + source.replace("_nodes=4", f"_nodes=4, {options}"), loaded.__dict__)
+    return loaded
+
+
+@pytest.mark.parametrize("changes", [[], ["server"], ["own-start", "server"]])
+def test_a_start_of_ones_own_works_and_its_parts_work_in_the_loop(changes: list[str]) -> None:
+    server, client = own_start("", *changes), module("message_client", "client")
+    for array, expected in zip(trained(server, client), EXPECTED, strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-6)
+    assert server.best == {"score": 4.0, "round": 2}  # of nine rounds
+
+
+def test_what_a_start_of_ones_own_loses_is_refused_and_its_parts_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    options = (
+        "secure_sum=SecureSum(), loop=LoopOptions(run_dir=FOLDER, deadline=9.0, on_round=ROUND)"
+    )
+    seen: list[int] = []
+
+    def server(*changes: str) -> ModuleType:
+        loaded = own_start(options, *changes)
+        vars(loaded).update(FOLDER=tmp_path, ROUND=lambda line: seen.append(line["round"]))
+        return loaded
+
+    client = module("message_client", "client-secure-sum")
+    text = "deadline, on_round, run_dir, secure_sum: works only where .* go into configure_train"
+    with pytest.raises(ProtocolError, match=text):
+        trained(server("server"), client)
+    assert not list(tmp_path.iterdir())
+    arrays = trained(server("own-start", "server"), client)
+    for array, expected in zip(arrays, EXPECTED, strict=True):
+        np.testing.assert_allclose(array, expected, atol=2 * 4.0 / 2**19)
+    assert seen == [0, 1, 2]
+    assert {"checkpoint.bin", "metrics.jsonl"} <= {path.name for path in tmp_path.iterdir()}
