@@ -8,6 +8,7 @@ import typer
 from flwr_privacy import __version__
 from flwr_privacy.errors import FlwrPrivacyError
 
+from .check import check
 from .deployed import deploy
 from .ledger import ledger
 from .nodes import doctor, executor, key, node
@@ -31,7 +32,19 @@ without an answer, 10 no round gave a model, 11 too few clients train, 12 every 
 130 interrupted."""
 
 for command in (
-    *(run, deploy, compare, demo, calibrate, best_rounds, attack, experiment, replication, verify),
+    *(
+        check,
+        run,
+        deploy,
+        compare,
+        demo,
+        calibrate,
+        best_rounds,
+        attack,
+        experiment,
+        replication,
+        verify,
+    ),
     *(executor, key, doctor, reliability),
 ):
     app.command(epilog=EXIT_CODES)(command)
