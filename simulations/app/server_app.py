@@ -86,6 +86,7 @@ def build_strategy(
         "deadline": settings.deadline,
         "stragglers": settings.stragglers,
         "secure_sum": settings.secure_sum,
+        "name": f"task {settings.task}",
         "run_dir": None if run is None else run.path,
         "experiment_id": None if run is None else run.summary["experiment_id"],
         "resume": resume,
