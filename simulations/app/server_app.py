@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.keywords import option_types
 from flwr_privacy.simulations.settings.flat_options import flat_keys, strategy_of
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
@@ -74,10 +75,13 @@ def build_strategy(
     nodes = None if run is None else int(run.summary["nodes"])
     # Exactly so many clients: a fraction that is too small to count, and a minimum that does.
     fraction, minimum = (1.0, 1) if settings.per_round is None else (1e-9, settings.per_round)
+    own = dict(settings.strategy)
+    # Clients evaluate by default where that is what was chosen.
+    usual = 1.0 if own.get("evaluation") and "evaluation" in option_types(chosen.strategy) else 0.0
     parameters: dict[str, Any] = {
         "fraction_train": fraction,
         "min_train_nodes": minimum,
-        "fraction_evaluate": settings.fraction_evaluate,
+        "fraction_evaluate": settings.fraction_evaluate or usual,
         "min_evaluate_nodes": 1,
         "min_available_nodes": nodes or 1,
         "seed": settings.seed,
@@ -92,7 +96,6 @@ def build_strategy(
         "resume": resume,
         "accept_lost_rounds": accept_lost_rounds,
     }
-    own = dict(settings.strategy)
     if chosen.validated and own.get("schedule") in ("discounting", "plateau"):
         own.setdefault("validation", _validation_fn(settings))
     parameters |= chosen.fixed(settings)
