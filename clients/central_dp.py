@@ -9,13 +9,14 @@ from typing import ClassVar
 from flwr_privacy.central_dp.mean import ClippedUpdate
 from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.clients.node.base import SchemeClient, Train
+from flwr_privacy.clients.node.client_app import SchemeClientApp
 from flwr_privacy.pipeline.mechanism import Release
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import TRAIN, Fields
 
-__all__ = ["CentralDPClient"]
+__all__ = ["CentralDPClient", "CentralDPClientApp"]
 
 
 class CentralDPClient(SchemeClient):
@@ -54,3 +55,9 @@ class CentralDPClient(SchemeClient):
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
         return ClippedUpdate(records.read(CentralDPTerms, fields)).accumulator(arrays)
+
+
+class CentralDPClientApp(SchemeClientApp):
+    """Flower's ClientApp with `CentralDPClient` around it; see `SchemeClientApp`."""
+
+    scheme_client = CentralDPClient

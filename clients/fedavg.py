@@ -3,11 +3,12 @@
 from typing import ClassVar
 
 from flwr_privacy.clients.node.base import Evaluate, SchemeClient, Train
+from flwr_privacy.clients.node.client_app import SchemeClientApp
 from flwr_privacy.pipeline.mechanism import Answer, Unprotected
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS, Fields
 
-__all__ = ["FedAvgClient"]
+__all__ = ["FedAvgClient", "FedAvgClientApp"]
 
 
 class FedAvgClient(SchemeClient):
@@ -39,3 +40,9 @@ class FedAvgClient(SchemeClient):
     ) -> Unprotected:
         """Return all metrics of an evaluation."""
         return Unprotected(lambda _: ({}, {METRICS: evaluate()}))
+
+
+class FedAvgClientApp(SchemeClientApp):
+    """Flower's ClientApp with `FedAvgClient` around it; see `SchemeClientApp`."""
+
+    scheme_client = FedAvgClient

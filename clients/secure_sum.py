@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flwr_privacy.clients.node.base import SchemeClient, Train
+from flwr_privacy.clients.node.client_app import SchemeClientApp
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.pipeline.mechanism import Answer, Unprotected
 from flwr_privacy.privacy.averaging import WeightedMean
@@ -14,7 +15,7 @@ from flwr_privacy.secure_sum.fedavg_terms import FedAvgSumTerms
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS, TRAIN, Fields
 
-__all__ = ["SecureSumClient"]
+__all__ = ["SecureSumClient", "SecureSumClientApp"]
 
 _WEIGHT = "num-examples"
 
@@ -71,3 +72,9 @@ class SecureSumClient(SchemeClient):
             return super().accumulator(phase, arrays, fields)
         terms = FedAvgSumTerms.read(fields)
         return GridMean(arrays, terms.grid, terms.names(arrays))
+
+
+class SecureSumClientApp(SchemeClientApp):
+    """Flower's ClientApp with `SecureSumClient` around it; see `SchemeClientApp`."""
+
+    scheme_client = SecureSumClient

@@ -10,6 +10,7 @@ from typing import ClassVar
 from flwr_privacy.clients.certificates.per_record_loss import asked_loss
 from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
 from flwr_privacy.clients.node.base import Evaluate, SchemeClient, Train
+from flwr_privacy.clients.node.client_app import SchemeClientApp
 from flwr_privacy.clients.node.rehearsal import rehearsed
 from flwr_privacy.pipeline.mechanism import Facts, Release
 from flwr_privacy.privacy.averaging import WeightedMean
@@ -19,7 +20,7 @@ from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays, zeros_like
 from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
 
-__all__ = ["UDPClient"]
+__all__ = ["UDPClient", "UDPClientApp"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -82,6 +83,12 @@ class UDPClient(SchemeClient):
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
         return records.read(UDPTerms, fields).accumulator(arrays)
+
+
+class UDPClientApp(SchemeClientApp):
+    """Flower's ClientApp with `UDPClient` around it; see `SchemeClientApp`."""
+
+    scheme_client = UDPClient
 
 
 def _steps(

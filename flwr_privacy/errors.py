@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any
 
 __all__ = [
+    "AllRefusedError",
     "ChargedFailureError",
     "CheckpointError",
     "DataError",
@@ -31,16 +32,18 @@ __all__ = [
     "check_flag",
     "check_integer",
     "check_number",
+    "refusals",
 ]
 
 
 _LONGEST_VALUE = 500  # characters of a value in a message
+_SHOWN_REASONS = 2  # of those that clients gave
 
 
 class FlwrPrivacyError(Exception):
     """Base of every error that a user of the library can cause."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
     of_users_code: bool = False
     """Whether a client's own training, evaluation or data function raised it."""
 
@@ -184,9 +187,7 @@ class NothingTrainedError(FlwrPrivacyError):
         self.history, self.result = history, result
 
     def __str__(self) -> str:
-        refused = Counter[str]()
-        for line in self.history:
-            refused.update(line.get("refused", {}))
+        refused = refusals(self.history)
         asked, used, late = (
             sum(line.get(name, 0) for line in self.history)
             for name in ("asked", "accumulated", "late")
@@ -197,6 +198,50 @@ class NothingTrainedError(FlwrPrivacyError):
         told = ", ".join(f"{count} {fate}" for fate, count in fates.items() if count > 0)
         why = f"Of {asked} answers: {told}" if told else "No client was asked to train"
         return f"no round trained a model. {why}. The logs of the server and of the nodes say more"
+
+
+class AllRefusedError(NothingTrainedError):
+    """Every client refused in every round, or the server refused every reply.
+
+    Parameters
+    ----------
+    history : list of dict
+        The lines of the rounds.
+    result : object, optional
+        What the training came to all the same: the model as it was, history and guarantee.
+    said : dict, optional
+        How often clients gave which reason, as far as it is known.
+
+    Examples
+    --------
+    >>> lines = [{"round": 1, "asked": 3, "refused": {"declined": 3}}]
+    >>> print(AllRefusedError(lines, said={"the budget is spent": 3}))
+    no round trained a model: every answer was refused (3 of 3: 3 declined). Most often: "the \
+budget is spent". The nodes' logs say more
+    """
+
+    exit_code = 12
+
+    def __init__(
+        self,
+        history: Sequence[Mapping[str, Any]],
+        result: Any = None,
+        said: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(history, result)
+        self.said = dict(said or {})
+        self.args = (history, result, self.said)
+
+    def __str__(self) -> str:
+        refused = refusals(self.history)
+        counts = ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
+        asked = sum(line.get("asked", 0) for line in self.history)
+        most = [f'"{text}"' for text, _ in Counter(self.said).most_common(_SHOWN_REASONS)]
+        reasons = f". Most often: {'; '.join(most)}" if most else ""
+        return (
+            f"no round trained a model: every answer was refused ({refused.total()} of {asked}: "
+            f"{counts}){reasons}. The nodes' logs say more"
+        )
 
 
 class TooFewTrainedError(FlwrPrivacyError):
@@ -224,6 +269,14 @@ class TooFewTrainedError(FlwrPrivacyError):
         asked = sum(line.get("asked", 0) for line in self.history)
         told = f" ({asked} were asked for)" if asked else ""
         return f"too few clients train: {self.counted}{told}. The logs of the nodes say what failed"
+
+
+def refusals(history: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Count the refused answers of some rounds by reason."""
+    refused = Counter[str]()
+    for line in history:
+        refused.update(line.get("refused") or {})
+    return refused
 
 
 def check_integer(

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from flwr_privacy.clients.certificates.poisson_steps import PoissonPlan, asked_steps
 from flwr_privacy.clients.node.base import SchemeClient, Train
+from flwr_privacy.clients.node.client_app import SchemeClientApp
 from flwr_privacy.clients.node.context_store import refuse_node_keys
 from flwr_privacy.clients.node.rehearsal import rehearsed
 from flwr_privacy.errors import ProtocolError, check_choice
@@ -39,7 +40,7 @@ from flwr_privacy.wire.message import TRAIN, Fields
 
 from .zone_aggregator import average, deliver, letter_of
 
-__all__ = ["M2FDPClient"]
+__all__ = ["M2FDPClient", "M2FDPClientApp"]
 
 _ROLE, DEVICE, AGGREGATOR = "m2fdp-role", "device", "aggregator"
 
@@ -127,6 +128,12 @@ class M2FDPClient(SchemeClient):
     def _role(self) -> str:
         role = self._context().node_config.get(_ROLE, DEVICE)
         return check_choice(_ROLE, str(role), (DEVICE, AGGREGATOR))
+
+
+class M2FDPClientApp(SchemeClientApp):
+    """Flower's ClientApp with `M2FDPClient` around it; see `SchemeClientApp`."""
+
+    scheme_client = M2FDPClient
 
 
 def _update(

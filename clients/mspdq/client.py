@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
 
 from flwr_privacy.clients.node.base import SchemeClient, Train
+from flwr_privacy.clients.node.client_app import SchemeClientApp
 from flwr_privacy.clients.node.records import RecordArrays, to_record
 from flwr_privacy.coding.packing import pack
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
@@ -37,7 +38,7 @@ from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.layout import Layout
 from flwr_privacy.wire.message import METRICS, TRAIN, Fields
 
-__all__ = ["MSPClient", "MSPDQClient"]
+__all__ = ["MSPClient", "MSPClientApp", "MSPDQClient", "MSPDQClientApp"]
 
 _PLACE, _STATES = "flwr-privacy.mixing", "flwr-privacy.sub-states"
 _WEIGHT = "num-examples"
@@ -193,6 +194,12 @@ class MSPClient(_MixingClient):
             raise InvalidParameterError("levels", terms.levels, "0: MSP does not quantize")
 
 
+class MSPClientApp(SchemeClientApp):
+    """Flower's ClientApp with `MSPClient` around it; see `SchemeClientApp`."""
+
+    scheme_client = MSPClient
+
+
 class MSPDQClient(_MixingClient):
     """Client half of `flwr_privacy.strategies.MSPDQ`.
 
@@ -230,6 +237,12 @@ class MSPDQClient(_MixingClient):
                 "would show what a single client has; only the global start with public widths "
                 "does not"
             )
+
+
+class MSPDQClientApp(SchemeClientApp):
+    """Flower's ClientApp with `MSPDQClient` around it; see `SchemeClientApp`."""
+
+    scheme_client = MSPDQClient
 
 
 class _Round:

@@ -6,6 +6,8 @@ NumPyClient app        ``app = numpy_client_app(client_fn)`` with ``client_fn`` 
 Message-API app        ``app = ClientApp(mods=[as_mod(Scheme)])``, functions unchanged
 brings its own client  ``app = own_client_app(Scheme, data_fn)``
 =====================  ==================================================================
+
+`flwr_privacy.clients.node.client_app` has the first two as one class per scheme.
 """
 
 import logging
@@ -33,10 +35,11 @@ from flwr_privacy.wire.message import ERROR_CODE, RECORD
 from .base import SchemeClient, Train, Trained
 from .context_store import has_policy_file, policy_of
 from .dispatch import App, built, discreet, is_of_the_app
+from .mod_order import outer_mods
 from .node import answer, or_refusal
 from .records import RecordArrays, first_array_record, to_record, with_content
 
-__all__ = ["OwnClient", "as_mod", "numpy_client_app", "own_client_app"]
+__all__ = ["OwnClient", "SchemeMod", "as_mod", "numpy_client_app", "own_client_app"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -50,6 +53,11 @@ def as_mod(scheme_client: type[SchemeClient]) -> "SchemeMod":
     ----------
     scheme_client : type
         The scheme's client half.
+
+    Notes
+    -----
+    Give it before the app's own mods, ``mods=[as_mod(Scheme), mine]``. Under a scheme that protects
+    something a message that came through another mod first is refused.
 
     Examples
     --------
@@ -71,6 +79,8 @@ class SchemeMod:
         if not message.has_content() or RECORD not in message.content:
             client = self.scheme_client(None, context)
             return or_refusal(lambda: _outside(client, message, context, call_next), message)
+        if before := [] if self.scheme_client.bare else outer_mods():
+            return or_refusal(lambda: self._refuse(before), message)
         app = App(
             client=lambda own_context: self.scheme_client(None, own_context),
             train=lambda _, own_message, own_context: _train_by_message(
@@ -81,6 +91,22 @@ class SchemeMod:
             ),
         )
         return answer(app, message, context)
+
+    def _refuse(self, before: list[str]) -> Message:
+        """Refuse to answer through other mods, which could change what the scheme releases.
+
+        Raises
+        ------
+        ProtocolError
+            Always.
+        """
+        half, others = self.scheme_client.__name__, ", ".join(before)
+        text = (
+            f"{half} is not the first of the app's mods: {others} would see and could change what "
+            f"it releases. Put it first: mods=[as_mod({half}), {others}]"
+        )
+        logger.warning("refused: %s", text)
+        raise ProtocolError(text)
 
 
 def numpy_client_app(

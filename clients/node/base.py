@@ -278,7 +278,7 @@ class SchemeClient(NumPyClient):
             start = [np.array(array) for array in arrays.values()]
             parameters, examples, metrics = inner.fit(start, dict(config))
             numbers = numbers_of(metrics)
-            trained = dict(zip(_names(names, len(parameters)), parameters, strict=True))
+            trained = dict(zip(names_of(names, len(parameters)), parameters, strict=True))
             return Trained(trained, {**numbers, _NUM_EXAMPLES: examples})
 
         return train
@@ -379,6 +379,7 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _names(names: list[str], count: int) -> list[str]:
+def names_of(names: list[str], count: int) -> list[str]:
+    """Return the names of a NumPyClient's arrays, which have none of their own."""
     # A NumPyClient loses the names; they are those of the message where the number agrees.
     return names if len(names) == count else [str(index) for index in range(count)]

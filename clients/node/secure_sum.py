@@ -31,7 +31,7 @@ from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.digests import request_digest
 from flwr_privacy.wire.fields import read, write
-from flwr_privacy.wire.message import TRAIN, Header
+from flwr_privacy.wire.message import INSECURE, TRAIN, Header
 
 from .context_store import ContextStore
 
@@ -41,7 +41,6 @@ logger = logging.getLogger("flwr.privacy")
 
 _MAGIC = b"flwr-privacy secure sum\n"
 _WEIGHT = "num-examples"
-_TOLD = "insecure-noise"  # the one metric that says nothing of the data
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,8 @@ class SumPlace:
         bits = self.bounds.modulus_bits
         with _participant(self.store, self.header.experiment_id) as participant:
             vector = participant.mask(self.joined.session, vector, bits)
-        told = {key: value for key, value in metrics.items() if key == _TOLD}
+        # The one metric that says nothing of the data.
+        told = {key: value for key, value in metrics.items() if key == INSECURE}
         return {MASKED: pack(vector, bits)}, told
 
 

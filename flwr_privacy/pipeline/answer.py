@@ -35,7 +35,7 @@ from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays
-from flwr_privacy.wire.message import EVALUATE, METRICS, TRAIN, Fields
+from flwr_privacy.wire.message import EVALUATE, INSECURE, METRICS, TRAIN, Fields
 
 from .charging import charge_for, check_chargeable, given_before, keep_once, settle
 from .mechanism import (
@@ -266,7 +266,7 @@ def _noised(
 def mark_insecure(store: NodeStore, own: Fields) -> None:
     """Mark a reply whose noise comes from a seed, and so is not secret."""
     if store.insecure_seed is not None:
-        own[METRICS]["insecure-noise"] = 1.0
+        own[METRICS][INSECURE] = 1.0
 
 
 def _admit(store: NodeStore, request: Request, plan: ReleasePlan, sealed: bool) -> None:

@@ -1,11 +1,14 @@
 """A scheme's privacy guarantee: what is protected, against which adversary, and what is not."""
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_number
 
 __all__ = ["APPS", "Guarantee"]
+
+_ROUNDING = 1e-6  # of epsilon; what is left of a budget that was spent as planned
 
 APPS = (
     "each node runs this app and no other. A node without flwr-privacy executor runs any app that "
@@ -87,20 +90,47 @@ class Guarantee:
         if self.delta is None and not self.epsilon is self.spent is None:
             raise InvalidParameterError("delta", None, "the delta that epsilon is for")
 
+    def sentence(self) -> str:
+        """Return what is promised, without what limits it, as a sentence without its full stop."""
+        first = f"{self.scheme} protects {self.protects}"
+        if self.epsilon is not None:
+            return (
+                f"{first} against {self.adversary}: ({self.epsilon:.4g}, {self.delta:g})-"
+                f"differential privacy over the whole training, for data sets where "
+                f"{self.neighbours}"
+            )
+        return first if self.adversary == "nobody" else f"{first}, against {self.adversary}"
+
+    def budget(self) -> str:
+        """Return the epsilon spent so far and what is left of it; empty where none is counted.
+
+        Examples
+        --------
+        >>> spent = Guarantee(
+        ...     scheme="udp",
+        ...     protects="a record",
+        ...     adversary="the server",
+        ...     epsilon=8.0,
+        ...     delta=1e-5,
+        ...     spent=2.5,
+        ... )
+        >>> spent.budget()
+        'epsilon 2.5 of 8 spent, 5.5 left'
+        """
+        if self.spent is None:
+            return ""
+        if self.epsilon is None or self.epsilon == math.inf:
+            return f"epsilon {self.spent:.4g} spent"
+        left = self.epsilon - self.spent
+        left = 0.0 if left < _ROUNDING * self.epsilon else left
+        return f"epsilon {self.spent:.4g} of {self.epsilon:.4g} spent, {left:.4g} left"
+
     def text(self) -> str:
         """Return the guarantee in words."""
         sentences = []
         if self.void:
             sentences.append(f"VOID: {self.void}")
-        first = f"{self.scheme} protects {self.protects}"
-        if self.epsilon is not None:
-            first += (
-                f" against {self.adversary}: ({self.epsilon:.4g}, {self.delta:g})-differential "
-                f"privacy over the whole training, for data sets where {self.neighbours}"
-            )
-        elif self.adversary != "nobody":
-            first += f", against {self.adversary}"
-        sentences.append(first)
+        sentences.append(self.sentence())
         if self.secure_sum:
             sentences.append(f"Secure sum: {self.secure_sum}")
         if self.spent is not None:

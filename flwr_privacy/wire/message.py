@@ -17,6 +17,7 @@ __all__ = [
     "EVALUATE",
     "FAILED_CODE",
     "HELLO",
+    "INSECURE",
     "METRICS",
     "RECORD",
     "REFUSED_PEERS_CODE",
@@ -53,6 +54,9 @@ REFUSED_PEERS_CODE = 1005  # what lies between are codes of the server's own
 
 METRICS = "metrics"
 """Key under which a client half hands its metrics to the message's MetricRecord."""
+
+INSECURE = "insecure-noise"
+"""Metric of this library: the client's noise comes from a seed, and so is not secret."""
 
 Fields = dict[str, Any]
 """The scheme's own values in a message."""

@@ -8,6 +8,7 @@ import typer
 from flwr_privacy import __version__
 from flwr_privacy.errors import FlwrPrivacyError
 
+from .check import check
 from .deployed import deploy
 from .ledger import ledger
 from .nodes import doctor, executor, key, node
@@ -26,11 +27,24 @@ app = typer.Typer(
 )
 
 EXIT_CODES = """Exit codes: 0 done, 2 wrong parameter, 3 data missing or damaged, 4 the engine or
-the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 declined,
+the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 declined, 9 charged
+without an answer, 10 no round gave a model, 11 too few clients train, 12 every answer was refused,
 130 interrupted."""
 
 for command in (
-    *(run, deploy, compare, demo, calibrate, best_rounds, attack, experiment, replication, verify),
+    *(
+        check,
+        run,
+        deploy,
+        compare,
+        demo,
+        calibrate,
+        best_rounds,
+        attack,
+        experiment,
+        replication,
+        verify,
+    ),
     *(executor, key, doctor, reliability),
 ):
     app.command(epilog=EXIT_CODES)(command)

@@ -7,6 +7,7 @@ import typer
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.runner.jobs import SEED_WARNING, next_folder
+from flwr_privacy.simulations.runner.progress import how_it_ended
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
 from .run_options import (
@@ -118,6 +119,6 @@ def deploy(
             if InvalidParameterError.__name__ not in str(error):  # a setting, which a run keeps
                 error.add_note(on)
             raise
-    for line in deployed.what_happened(folder):
+    for line in (*deployed.what_happened(folder), *how_it_ended(folder)):
         typer.echo(line)
     typer.echo(f"run: {folder.path}")

@@ -11,7 +11,7 @@ from flwr_privacy.simulations.engines.placement import Machine, crowded
 from flwr_privacy.simulations.engines.ray_engine import RayResources
 from flwr_privacy.simulations.reports.tree_nodes import read_tree
 from flwr_privacy.simulations.runner.jobs import SEED_WARNING, Engine, carry_out, next_folder
-from flwr_privacy.simulations.runner.progress import planned_rounds
+from flwr_privacy.simulations.runner.progress import how_it_ended, planned_rounds
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
 from .run_options import (
@@ -160,6 +160,8 @@ def run(
 
         write_picture(tree, folder.path / "tree.png")
         typer.echo(f"tree: {folder.path / 'tree.png'}")
+    for fact in how_it_ended(folder):
+        typer.echo(fact)
     typer.echo(f"run: {folder.path}")
 
 

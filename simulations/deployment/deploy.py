@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from flwr_privacy.clients.node.context_store import ALLOW_UNPROTECTED
-from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number, refusals
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.simulations.engines.flower_processes import HOST, check_port
 from flwr_privacy.simulations.runner.jobs import APP, shown
 from flwr_privacy.simulations.runner.progress import format_seconds
-from flwr_privacy.simulations.settings.metrics_file import refused
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
 
@@ -293,7 +292,7 @@ def what_happened(run: RunFolder) -> list[str]:
     ]:
         answers += f"; fewer than asked in round {_few(short)}"
     told.append(answers)
-    if counts := refused(rounds):
+    if counts := refusals(rounds):
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
         told.append(f"refused: {reasons} (the nodes' logs in {run.path / FOLDER} say why)")
     return told

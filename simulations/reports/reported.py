@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr_privacy.errors import DataError
-from flwr_privacy.privacy.card import Answers, PrivacyCard
+from flwr_privacy.errors import refusals
+from flwr_privacy.privacy.card import Answers
 from flwr_privacy.privacy.guarantee import Guarantee
-from flwr_privacy.simulations.settings.metrics_file import refused, score
+from flwr_privacy.simulations.settings.metrics_file import score
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_labels import differing_settings, labels
 from flwr_privacy.simulations.settings.run_settings import Settings
@@ -123,7 +123,8 @@ def read_runs(folders: Sequence[RunFolder]) -> list[ReportedRun]:
     runs = []
     told_apart = zip(folders, _labels(folders), differing_settings(folders), strict=True)
     for index, (folder, label, differing) in enumerate(told_apart):
-        settings, rounds, card = folder.settings, folder.rounds(), _card(folder)
+        # The card is renewed in every round: it also tells of runs that go on or were broken off.
+        settings, rounds, card = folder.settings, folder.rounds(), folder.card
         run = ReportedRun(
             name=folder.path.resolve().name,
             label=label,
@@ -153,16 +154,6 @@ def _labels(folders: Sequence[RunFolder]) -> list[str]:
     return [f"{task}: {next(names[task])}" for task in tasks]
 
 
-def _card(folder: RunFolder) -> PrivacyCard | None:
-    # The card is renewed in every round: it also tells of runs that go on or were broken off.
-    if not folder.card_path.exists():
-        return None
-    try:
-        return PrivacyCard.from_json(folder.card_path.read_bytes())
-    except DataError as error:
-        raise DataError(f"{folder.card_path}: {error}") from error
-
-
 def _results(rounds: Sequence[Line], *, planned: int) -> RunResults:
     def total(key: str) -> int:
         return sum(line.get(key, 0) for line in rounds)
@@ -188,7 +179,7 @@ def _results(rounds: Sequence[Line], *, planned: int) -> RunResults:
         answered=total("answered"),
         accumulated=total("accumulated"),
         late=total("late"),
-        refused=sum(refused(rounds).values()),
+        refused=refusals(rounds).total(),
         skipped=total("skipped"),
     )
 

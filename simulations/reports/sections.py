@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from flwr_privacy.simulations.settings.metrics_file import refused
+from flwr_privacy.errors import refusals
 from flwr_privacy.simulations.settings.run_labels import flat_settings
 
 from .figures import chart
@@ -171,7 +171,7 @@ def answers(runs: Sequence[ReportedRun]) -> Markup:
             caption=f"{title}, as a share of the clients asked",
             limits=(0.0, 1.05),
         )
-    reasons = list(dict.fromkeys(reason for run in runs for reason in refused(run.rounds)))
+    reasons = list(dict.fromkeys(reason for run in runs for reason in refusals(run.rounds)))
     rows = [
         {
             "Run": run,
@@ -180,7 +180,7 @@ def answers(runs: Sequence[ReportedRun]) -> Markup:
             "Accumulated": run.results.accumulated,
             "Late": run.results.late,
             **({"Trained": trained} if any(counted) else {}),
-            **{f"Refused: {r}": refused(run.rounds).get(r, 0) for r in reasons},
+            **{f"Refused: {r}": refusals(run.rounds).get(r, 0) for r in reasons},
         }
         for run, trained in zip(runs, counted, strict=True)
     ]

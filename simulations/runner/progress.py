@@ -12,10 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from flwr_privacy.simulations.settings.metrics_file import score
+from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.strategies.state.ending import ending, next_commands
+from flwr_privacy.strategies.state.experiment import CARD_PAGE
 
-__all__ = ["Progress", "format_bytes", "format_seconds", "planned_rounds"]
+__all__ = ["Progress", "format_bytes", "format_seconds", "how_it_ended", "planned_rounds"]
 
 REFRESH_PER_SECOND = 4
+_ROUNDING = 1e-6  # epsilon
 
 
 class Progress:
@@ -55,6 +59,7 @@ class Progress:
         self._bytes: dict[int, int] = {}
         self._accuracy: float | None = None
         self._virtual_seconds = 0.0
+        self._budget = ""
 
     def __enter__(self) -> "Progress":
         if self._console.is_terminal:
@@ -91,6 +96,7 @@ class Progress:
         self._updated = time.monotonic()
         self._bytes[self._round] = line.get("bytes_down", 0) + line.get("bytes_up", 0)
         self._virtual_seconds = float(line.get("virtual_seconds", self._virtual_seconds))
+        self._budget = _budget(line) or self._budget
         accuracy = score(line, "accuracy")
         if accuracy is not None:
             self._accuracy = accuracy
@@ -104,6 +110,8 @@ class Progress:
         facts = []
         if self._accuracy is not None:
             facts.append(f"accuracy {self._accuracy:.3f}")
+        if self._budget:
+            facts.append(self._budget)
         facts.append(format_bytes(sum(self._bytes.values())))
         if self._virtual_seconds:
             facts.append(f"{format_seconds(self._virtual_seconds)} virtual")
@@ -132,6 +140,18 @@ class Progress:
         return Group(head, Text("  " + " · ".join(self._facts()), style="dim"))
 
 
+def how_it_ended(run: RunFolder) -> list[str]:
+    """Return the end of a run in words, one fact a line."""
+    card = run.card
+    return ending(
+        run.rounds(),
+        planned=run.settings.rounds,
+        guarantee=None if card is None else card.guarantee,
+        card=None if card is None else run.path / CARD_PAGE,
+        commands=next_commands(run.path),
+    )
+
+
 def planned_rounds(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return what a scheme that plans its rounds anew has planned; empty for the others.
 
@@ -151,6 +171,16 @@ def planned_rounds(lines: Sequence[Mapping[str, Any]]) -> str:
             changes.append(f"{T:.0f} after round {server_round}")
         last = T
     return ", ".join(changes)
+
+
+def _budget(line: Mapping[str, Any]) -> str:
+    """Return the epsilon spent so far and what is left; empty where none is counted."""
+    numbers = _scheme(line)
+    if numbers.get("epsilon") is None:
+        return ""
+    left = numbers.get("epsilon_left")
+    more = "" if left is None else f" ({0 if left < _ROUNDING else left:.3g} left)"
+    return f"epsilon {numbers['epsilon']:.3g}{more}"
 
 
 def _scheme(line: Mapping[str, Any]) -> Mapping[str, Any]:

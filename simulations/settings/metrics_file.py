@@ -3,14 +3,13 @@
 import json
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flwr_privacy.errors import DataError
 
-__all__ = ["MetricsFile", "follow", "refused", "score"]
+__all__ = ["MetricsFile", "follow", "score"]
 
 POLL_SECONDS = 0.1
 
@@ -90,14 +89,6 @@ def score(
         if metric in table:
             return math.nan if table[metric] is None else float(table[metric])
     return None
-
-
-def refused(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the number of refused replies by reason."""
-    counts: Counter[str] = Counter()
-    for line in lines:
-        counts.update(line.get("refused") or {})
-    return dict(counts)
 
 
 class MetricsFile:

@@ -16,11 +16,13 @@ from typing import Any
 
 from flwr_privacy.errors import (
     DataError,
+    EngineError,
     FlwrPrivacyError,
     InvalidParameterError,
     check_choice,
     check_integer,
 )
+from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.wire.files import PRIVATE, exclusive_lock, write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
@@ -95,6 +97,7 @@ class RunFolder:
             "versions": _versions(),
             "nodes": check_integer("nodes", nodes, minimum=1),
             "error": None,
+            "exit_code": None,
             "test_seed": test_seed,
         }
         run = cls(Path(path))
@@ -162,6 +165,22 @@ class RunFolder:
     def card_path(self) -> Path:
         """The guarantee of the run and every charge, rewritten in every round."""
         return self.path / "privacy-card.json"
+
+    @property
+    def card(self) -> PrivacyCard | None:
+        """The privacy card; None before the first round has ended.
+
+        Raises
+        ------
+        DataError
+            If the file is damaged.
+        """
+        if not self.card_path.exists():
+            return None
+        try:
+            return PrivacyCard.from_json(self.card_path.read_bytes())
+        except DataError as error:
+            raise DataError(f"{self.card_path}: {error}") from error
 
     @property
     def log_path(self) -> Path:
@@ -324,9 +343,9 @@ class RunFolder:
         InvalidParameterError
             If the folder cannot be written.
         """
-        self.update(status="running", started=_now(), error=None, finished=None)
+        self.update(status="running", started=_now(), error=None, exit_code=None, finished=None)
 
-    def finish(self, status: str, error: str | None = None) -> None:
+    def finish(self, status: str, error: str | None = None, exit_code: int | None = None) -> None:
         """Record how the run ended.
 
         Parameters
@@ -335,6 +354,8 @@ class RunFolder:
             How.
         error : str, optional
             What went wrong.
+        exit_code : int, optional
+            The exit code of that error; the command that waits for the app ends with it.
 
         Raises
         ------
@@ -343,7 +364,8 @@ class RunFolder:
         DataError
             If the summary is damaged.
         """
-        self.update(status=check_choice("status", status, ENDINGS), error=error, finished=_now())
+        check_choice("status", status, ENDINGS)
+        self.update(status=status, error=error, exit_code=exit_code, finished=_now())
 
     def reopen(self) -> None:
         """Mark a run as running again; new lines follow the last whole one.
@@ -364,7 +386,7 @@ class RunFolder:
         else:
             with self.metrics_path.open("a", encoding="utf-8") as file:
                 file.write("\n")
-        self.update(status="running", error=None, finished=None)
+        self.update(status="running", error=None, exit_code=None, finished=None)
 
     def _write_summary(self, summary: Mapping[str, Any]) -> None:
         try:
@@ -385,9 +407,9 @@ def kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
         Whether they are complete if nothing is raised.
     """
 
-    def finish(status: str, error: str | None = None) -> None:
+    def finish(status: str, error: str | None = None, exit_code: int | None = None) -> None:
         for run in runs:
-            run.finish(status, error)
+            run.finish(status, error, exit_code)
 
     try:
         yield
@@ -395,7 +417,10 @@ def kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
         finish("interrupted")
         raise
     except FlwrPrivacyError as error:
-        finish("failed", str(error))
+        if isinstance(error, EngineError) and len(runs) == 1:
+            # The app failed in another process, which has noted with what.
+            error.exit_code = runs[0].summary.get("exit_code") or error.exit_code
+        finish("failed", str(error), error.exit_code)
         raise
     except BaseException as error:
         finish("failed", f"{type(error).__name__}: {error}")

@@ -153,6 +153,7 @@ class ACFL(CodedSetup):
     rounds: int | None = None
 
     scheme: ClassVar[str] = "acfl"
+    metrics_phases: ClassVar[frozenset[str]] = frozenset()
     summable: ClassVar[bool] = True
     sum_phases: ClassVar[frozenset[str]] = frozenset({SETUP, TRAIN})
     weight_key = "num-examples"  # the clients' own: 1

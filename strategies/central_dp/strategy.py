@@ -126,6 +126,7 @@ class CentralDP(SchemeStrategy):
     keep_back: Sequence[str] | None = None
 
     scheme: ClassVar[str] = "central-dp"
+    metrics_phases: ClassVar[frozenset[str]] = frozenset()
     summable: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = True
     weight_key = "num-examples"  # the clients' own: 1

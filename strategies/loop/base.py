@@ -47,7 +47,7 @@ from flwr_privacy.strategies.state.experiment import Experiment, SchemeResult
 from flwr_privacy.strategies.transport.summed import Summed, check_summed
 from flwr_privacy.strategies.transport.transport import Plain, Transport
 from flwr_privacy.wire.arrays import Arrays
-from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
+from flwr_privacy.wire.message import EVALUATE, INSECURE, TRAIN, Fields
 
 from .charge_log import ChargeLog
 from .model_step import ModelStep
@@ -95,19 +95,21 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     sum_phases: ClassVar[frozenset[str]] = frozenset({TRAIN})  # whose answers it takes
     untimed: ClassVar[frozenset[str]] = frozenset({EVALUATE})  # phases without virtual time
     weight_key: ClassVar[str | None] = None  # where replies are not weighted by weighted_by_key
+    metrics_phases: ClassVar[frozenset[str]] = frozenset({TRAIN, EVALUATE})
+    """Phases in which the app's own metrics leave a client's node."""
     keeps_statistics: ClassVar[bool] = False  # whether running statistics are never uploaded
 
     def __post_init__(self) -> None:
         if not isinstance(self.loop, LoopOptions):
             raise InvalidParameterError("loop", self.loop, "LoopOptions(...)")
         super().__post_init__()
+        self._check_metrics_fns()
         self.planned_rounds: int | None = None
         self.quorum = self.loop.quorum
         self._virtual_clients = self.loop.clients
         self._keep_back_given: Sequence[str] | None = None  # None: the app has said nothing of it
         if self.secure_sum is not None:
-            train_metrics_fn = self._metrics_fns[TRAIN]
-            check_summed(self.secure_sum, self.scheme, self.summable, train_metrics_fn)
+            check_summed(self.secure_sum, self.scheme, self.summable)
             self.fraction_evaluate = 0.0  # what clients say of their data is not summed
         self._accountant: str | None = None  # None: the tightest that knows the charges
         self._build()
@@ -491,7 +493,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 quorum=self.quorum,
             )
         # One client whose noise comes from a seed is enough to void the guarantee.
-        self._insecure |= "insecure-noise" in mean.metrics()
+        self._insecure |= INSECURE in mean.metrics()
         if metrics_fn is not None and contents:
             return mean, metrics_fn(contents, self.weighted_by_key)
         return mean, MetricRecord(mean.metrics())
@@ -545,6 +547,26 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         if not self.keeps_statistics:
             return {}
         return settled(self._template, self._keep_back_given, first=not self._announced)
+
+    def _check_metrics_fns(self) -> None:
+        """Refuse functions for metrics of the app that no client sends.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there is one.
+        """
+        for phase, metrics_fn in self._metrics_fns.items():
+            where = f"with scheme '{self.scheme}'"
+            if phase in self.metrics_phases:
+                where = "" if self.secure_sum is None else "under a secure sum"
+            if metrics_fn is not None and where:
+                raise InvalidParameterError(
+                    f"{phase}_metrics_aggr_fn",
+                    metrics_fn,
+                    f"None: {where} no metrics of your app leave a client's node. To measure the "
+                    "model on the server, give start() an evaluate_fn",
+                )
 
     def _check_own_start(self) -> None:
         """Refuse options that need this class's `start` if a user's own start runs the rounds."""

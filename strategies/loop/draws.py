@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.serverapp import Grid
 
@@ -81,6 +81,7 @@ class DrawnStrategy(SchemeStrategy):
     replacement: bool | None = None
     shares: Mapping[str, float] | None = None
 
+    metrics_phases: ClassVar[frozenset[str]] = frozenset()
     weight_key = "num-examples"  # in a secure sum: what the client was told to weigh
 
     def __post_init__(self) -> None:

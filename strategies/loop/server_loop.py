@@ -8,18 +8,20 @@ release that no charge is for. The second ends the round.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from flwr_privacy.errors import NothingTrainedError, TooFewTrainedError
+from flwr_privacy.errors import AllRefusedError, NothingTrainedError, TooFewTrainedError, refusals
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.trained_count import TrainedCount
-from flwr_privacy.strategies.state.experiment import SchemeResult, to_record
+from flwr_privacy.strategies.state.ending import ending, next_commands, trained_rounds
+from flwr_privacy.strategies.state.experiment import CARD_PAGE, SchemeResult, to_record
 from flwr_privacy.strategies.state.history import log, plain
-from flwr_privacy.wire.message import EVALUATE
+from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 if TYPE_CHECKING:
     from .base import SchemeStrategy
@@ -70,6 +72,7 @@ class ServerLoop:
         self._evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         self._evaluate_fn = evaluate_fn
         self._first_round = 0  # 0: the model is evaluated before it is trained
+        self._said = Counter[str]()  # why clients refused, in rounds without a usable answer
         self._unfinished: Line = {}  # of a round that an earlier run trained and did not end
         self._began = time.monotonic()
 
@@ -100,20 +103,21 @@ class ServerLoop:
         Raises
         ------
         NothingTrainedError
-            If no round gave a model.
+            If no round gave a model; `AllRefusedError` if every answer was refused.
         TooFewTrainedError
             If it is certain that too few of the clients' trainings work.
         """
         strategy = self._strategy
         card: PrivacyCard | None = None
+        stopped = ""
         # An earlier run trained this round; to train it again would be a second release.
         if self._unfinished:
             card = self._end_round({**self._unfinished, "rounds": self._rounds}, arrays)
         for server_round in range(self._first_round, self._rounds + 1):
             line: Line = {"round": server_round, "rounds": self._rounds}
             if server_round > 0:
-                if reason := strategy.stop():
-                    logger.warning("the training ends before round %d: %s", server_round, reason)
+                if stopped := strategy.stop():
+                    logger.warning("the training ends before round %d: %s", server_round, stopped)
                     break
                 # No error yet: it is raised below, with the result so far.
                 if strategy.trained.too_few:
@@ -128,14 +132,38 @@ class ServerLoop:
             self._experiment.keep_card(card)
         result = self._experiment.result(arrays, card.guarantee)
         rounds = [line for line in result.history if line["round"] > 0]
-        if strategy.fraction_train > 0 and rounds and all(line["skipped"] for line in rounds):
-            raise NothingTrainedError(rounds, result)
+        self._tell_end(result, card, stopped)
+        if strategy.fraction_train > 0 and rounds and not trained_rounds(rounds):
+            raise self._nothing_trained(rounds, result)
         if strategy.trained.too_few:
             strategy.trained.told = True  # whoever goes on has read it
             last = result.history[-1]["round"]
             self._experiment.end_run(last, arrays, card=card, **self._state())
             raise TooFewTrainedError(strategy.trained.text(), rounds, result)
         return result
+
+    def _nothing_trained(self, rounds: list[Line], result: SchemeResult) -> NothingTrainedError:
+        """Return the error of a training in which no round gave a model."""
+        asked = sum(line.get("asked", 0) for line in rounds)
+        if asked and refusals(rounds).total() >= asked:
+            return AllRefusedError(rounds, result, self._said)
+        return NothingTrainedError(rounds, result)
+
+    def _tell_end(self, result: SchemeResult, card: PrivacyCard, stopped: str) -> None:
+        """Log how the run ended; as a warning where a round that was asked for gave no model."""
+        folder = self._experiment.run_dir
+        told = ending(
+            result.history,
+            planned=self._rounds,
+            stopped=stopped,
+            guarantee=card.guarantee,
+            card=None if folder is None else folder / CARD_PAGE,
+            commands=() if folder is None else next_commands(folder),
+        )
+        whole = trained_rounds(result.history) == self._rounds
+        logger.log(logging.INFO if whole or stopped else logging.WARNING, "%s", told[0])
+        for fact in told[1:]:
+            logger.info("%s", fact)
 
     def _train(self, line: Line, arrays: ArrayRecord) -> ArrayRecord:
         """Return the model after a round's training."""
@@ -150,6 +178,8 @@ class ServerLoop:
         )
         arrays = arrays if trained is None else trained
         line["skipped"] = trained is None
+        if trained is None:
+            self._said.update(strategy.messenger.reasons(TRAIN, server_round))
         line["train"] = plain(dict(metrics or {}))
         # Before anybody sees the model, its charges are on disk: see the module's docstring.
         if self._experiment.run_dir and (self._evaluate_fn or strategy.fraction_evaluate):
@@ -176,7 +206,7 @@ class ServerLoop:
         # What a resume compares with: an older card has fewer.
         line["charged"] = card.answers().charged
         line["seconds"] = self._seconds()
-        log(line)
+        log(line, of_the_app=strategy.metrics_phases, spent=card.guarantee.budget())
         self._experiment.end_round(line, arrays, card=card, **self._state())
         return card
 

@@ -166,6 +166,7 @@ class M2FDP(SchemeStrategy):
     insecure_seed: int | None = None
 
     scheme: ClassVar[str] = "m2fdp"
+    metrics_phases: ClassVar[frozenset[str]] = frozenset()
     keeps_statistics: ClassVar[bool] = True
     weight_key = WEIGHT
 

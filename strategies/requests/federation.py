@@ -193,7 +193,7 @@ class Federation:
             raise ProtocolError(
                 f"hello: none of {len(strangers)} nodes said who it is "
                 f"({_refusals(logs.values())}): wrap their app in the client half of "
-                f"'{header.scheme}'"
+                f"'{header.scheme}', before all mods of its own{_first_detail(logs.values())}"
             )
         if not self.met and len(self.nodes) < max(1, self._minimum):
             raise ProtocolError(
@@ -273,3 +273,9 @@ def _few(conflicts: Sequence[str]) -> str:
 def _refusals(logs: Iterable[RequestLog]) -> str:
     counts: Counter[str] = sum((request_log.refused for request_log in logs), Counter())
     return ", ".join(f"{count} x {reason}" for reason, count in counts.items()) or "no reply"
+
+
+def _first_detail(logs: Iterable[RequestLog]) -> str:
+    details = (detail for request_log in logs for detail in request_log.details)
+    detail = next(details, "")
+    return detail and f" ({detail})"

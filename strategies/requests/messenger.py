@@ -334,6 +334,14 @@ class Messenger:
             )
         return self._logs[phase]
 
+    def reasons(self, phase: str, server_round: int) -> list[str]:
+        """Return why the first refused replies to the last request of a round's phase were."""
+        log = self._logs.get(phase)
+        if log is None or log.header.server_round != server_round:
+            return []
+        # Without "node 17:", so that equal reasons count together.
+        return [detail.partition(": ")[2] or detail for detail in log.details]
+
     def counts(self) -> dict[str, Any]:
         """Return the counts since the last call: all bytes, outcomes of the last training."""
         counts, seconds = self._tally.close()

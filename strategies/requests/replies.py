@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.wire.message import INSECURE, RECORD
 
 from .instruction import Take
 from .request_log import ClientReply, PartialSum, RequestLog
@@ -38,14 +39,14 @@ def add_up(
     take : callable
         Adds the reply of one client.
     keep : bool
-        Whether a function of the user's wants to see what is no array.
+        Whether a function of the user's wants to see what is no array and none of our records.
 
     Returns
     -------
     list of RecordDict
-        The records of each reply that are no arrays, if they are kept. The metrics of all have one
-        form, because a user's function cannot mix them: that which most replies have. Arrays count
-        whatever the metrics are.
+        The app's own records of each reply, without its arrays, if they are kept. The metrics of
+        all have one form, because a user's function cannot mix them: that which most replies have.
+        Arrays count whatever the metrics are.
     """
     contents: list[RecordDict] = []
     for reply in request_log.replies(messages):
@@ -55,7 +56,7 @@ def add_up(
             elif keep:
                 reply.metrics()  # it has one record of them
                 take(mean, reply)
-                contents.append(_without_arrays(reply.content))
+                contents.append(_of_the_app(reply.content))
             else:
                 take(mean, reply)
                 _warn_of_metrics(reply)
@@ -65,11 +66,18 @@ def add_up(
     return _alike(contents)
 
 
-def _without_arrays(content: RecordDict) -> RecordDict:
-    """Return the records of a reply that are no arrays."""
-    return RecordDict(
-        {name: value for name, value in content.items() if not isinstance(value, ArrayRecord)}
-    )
+def _of_the_app(content: RecordDict) -> RecordDict:
+    """Return the records and metrics of a reply that are the app's own, without its arrays."""
+    own = {
+        name: _own_metrics(value) if isinstance(value, MetricRecord) else value
+        for name, value in content.items()
+        if name != RECORD and not isinstance(value, ArrayRecord)
+    }
+    return RecordDict(own)
+
+
+def _own_metrics(metrics: MetricRecord) -> MetricRecord:
+    return MetricRecord({key: value for key, value in metrics.items() if key != INSECURE})
 
 
 def _alike(contents: list[RecordDict]) -> list[RecordDict]:

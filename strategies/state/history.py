@@ -3,12 +3,13 @@
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from flwr_privacy.errors import CheckpointError
 from flwr_privacy.wire.files import PRIVATE, open_private, write_text
+from flwr_privacy.wire.message import EVALUATE, INSECURE, TRAIN
 
 from .run_files import content_of
 
@@ -86,15 +87,31 @@ class History:
             self._on_round(line)
 
 
-def log(line: Line) -> None:
-    """Log how a round ended."""
+def log(line: Line, *, of_the_app: Collection[str], spent: str) -> None:
+    """Log how a round ended, with the metrics as Flower's own strategies log them.
+
+    Parameters
+    ----------
+    line : dict
+        The line of the round.
+    of_the_app : collection of str
+        Phases whose metrics are the app's own.
+    spent : str
+        What is spent of the budget, and what is left; empty without one.
+    """
     if line.get("skipped"):
         logger.warning(
             "round %d skipped, the model stays as it was (%d clients were asked)",
             line["round"],
             line.get("asked", 0),
         )
-    logger.info("round %d/%d: %s", line["round"], line["rounds"], line["server"])
+    logger.info("round %d/%d%s", line["round"], line["rounds"], spent and f": {spent}")
+    for phase in (TRAIN, EVALUATE):
+        own = {k: v for k, v in line.get(phase, {}).items() if k != INSECURE}
+        if own and phase in of_the_app:
+            logger.info("\t└──> Aggregated MetricRecord: %s", own)
+    if line["server"]:
+        logger.info("\t└──> MetricRecord: %s", line["server"])
 
 
 def plain(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from flwr_privacy.secure_sum.graph import rosters
 from flwr_privacy.secure_sum.masked import vector_size
 from flwr_privacy.secure_sum.messages import JOIN, OWN
 from flwr_privacy.secure_sum.secrets import words
-from flwr_privacy.strategies.options.fedavg_arguments import MetricsFn
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned, Messenger, only
 from flwr_privacy.strategies.requests.request_log import RequestLog
@@ -49,10 +48,8 @@ BoundsOf = Callable[[list[str], int], Bounds]
 """Gives the bounds of vectors in a round: of the clients drawn; at a later step, of those left."""
 
 
-def check_summed(
-    settings: SecureSum, scheme: str, summable: bool, train_metrics_fn: MetricsFn | None
-) -> None:
-    """Refuse a secure sum if the scheme or a user's metrics function does not allow one.
+def check_summed(settings: SecureSum, scheme: str, summable: bool) -> None:
+    """Refuse a secure sum if the scheme does not allow one.
 
     Raises
     ------
@@ -64,12 +61,6 @@ def check_summed(
     if not summable:
         allowed = f"None: the answers of '{scheme}' are no codes on a grid"
         raise InvalidParameterError("secure_sum", settings, allowed)
-    if train_metrics_fn is not None:
-        raise InvalidParameterError(
-            "train_metrics_aggr_fn",
-            train_metrics_fn,
-            "None: under a secure sum no metrics are sent",
-        )
 
 
 class Summed:

@@ -1,8 +1,5 @@
 """Refuses options of UDP that do not go together."""
 
-from collections.abc import Callable
-from typing import Any
-
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.udp import (
     PLD_SECRET,
@@ -24,7 +21,6 @@ def check_combinations(
     alone: bool,
     secret: bool,
     summed: bool,
-    evaluate_metrics_fn: Callable[..., Any] | None,
 ) -> None:
     """Refuse options that do not go together.
 
@@ -36,8 +32,6 @@ def check_combinations(
         Whether clients are drawn each by itself, and whether it is a secret who is.
     summed : bool
         Whether there is a secure sum.
-    evaluate_metrics_fn : callable, optional
-        The user's function for the metrics of evaluations.
 
     Raises
     ------
@@ -53,14 +47,6 @@ def check_combinations(
                 "validation",
                 "clients",
                 "a function on the server with a secure sum: it sums no losses",
-            ),
-        ),
-        (
-            by_clients and evaluate_metrics_fn is not None,
-            (
-                "evaluate_metrics_aggr_fn",
-                evaluate_metrics_fn,
-                "None with ClientLosses: clients send nothing but their losses",
             ),
         ),
         (

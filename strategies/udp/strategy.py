@@ -137,6 +137,7 @@ class UDP(SchemeStrategy):
     keep_back: Sequence[str] | None = None
 
     scheme: ClassVar[str] = "udp"
+    metrics_phases: ClassVar[frozenset[str]] = frozenset()
     summable: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = True
     weight_key = "num-examples"  # the clients' own: 1, or the number of records
@@ -161,7 +162,6 @@ class UDP(SchemeStrategy):
             alone=self._alone,
             secret=self._secret,
             summed=self.secure_sum is not None,
-            evaluate_metrics_fn=self._metrics_fns[EVALUATE],
         )
         self._accountant = "pld" if self.privacy.noise == PLD_SECRET else None
         if self.privacy.own_terms:

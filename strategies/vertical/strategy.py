@@ -108,6 +108,7 @@ class VerticalStrategy(ColumnOwners):
 
     weight_key = "num-examples"  # the clients' own: 1
     untimed: ClassVar[frozenset[str]] = frozenset({EVALUATE})
+    metrics_phases: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if self.loop.quorum is not None:

@@ -4,6 +4,7 @@ Under FedVS the node has columns of its own instead.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from columns import columns_of
@@ -46,7 +47,15 @@ def scheme_mod(
     return as_mod(CLIENTS[str(context.run_config["scheme"])])(message, context, call_next)
 
 
-app = ClientApp(mods=[hostile, mischief, scheme_mod])
+def misbehaving(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Answer through the scheme and what goes wrong around it: a scheme must be the first mod."""
+    scheme = partial(scheme_mod, call_next=call_next)
+    return hostile(message, context, partial(mischief, call_next=scheme))
+
+
+app = ClientApp(mods=[misbehaving])
 
 
 @app.train()

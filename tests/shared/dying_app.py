@@ -46,7 +46,7 @@ def killed_while_mixing(
     if header.phase == MIX and marker.exists():
         marker.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
-    return call_next(message, context)
+    return as_mod(MSPDQClient)(message, context, call_next)
 
 
-mixing: ClientApp = message_app([killed_while_mixing, as_mod(MSPDQClient)])
+mixing: ClientApp = message_app([killed_while_mixing])

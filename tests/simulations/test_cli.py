@@ -227,6 +227,23 @@ def test_clients_with_one_class_are_named_and_train(command: Command) -> None:
     assert "round 1/1" in done.stdout
 
 
+def test_a_run_in_which_everybody_refuses_is_no_success(command: Command) -> None:
+    done = command(*INLINE, "--rounds", "2", "--set", "training.learning_rate=1e38", "--out", "r")
+    assert done.returncode == 12, done.stderr
+    assert "error: no round trained a model: every answer was refused (8 of 8" in done.stderr
+
+
+def test_a_run_says_how_it_ended(command: Command) -> None:
+    done = command(*INLINE, "--rounds", "1", "--out", "r")
+    *_, trained, measured, promise, card, verify, report, run = done.stdout.splitlines()
+    assert trained == "trained: 1 of 1 rounds"
+    assert measured.startswith("measured by the server after round 1: accuracy 0.")
+    assert promise == "promise: fedavg protects nothing"
+    assert card == "card: r/privacy-card.html"
+    assert (verify, report) == ("next: flwr-privacy verify r", "next: flwr-privacy report r")
+    assert run == "run: r"
+
+
 def test_download_says_what_is_missing(command: Command, tmp_path: Path) -> None:
     done = command(*INLINE, "--task", "adult-linear", "--data-root", "d", "--download")
     assert done.returncode == 3

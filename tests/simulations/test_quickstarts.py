@@ -29,7 +29,7 @@ def app_with(kind: str, scheme: str | None, folder: Path) -> Path:
     if scheme is None:
         return app
     server = [*(["server-fn"] if kind == "numpy" else []), f"server-{scheme}"]
-    for half, blocks in (("server", server), ("client", [f"{kind}-client-{scheme}"])):
+    for half, blocks in (("server", server), ("client", [f"client-{scheme}"])):
         source = app / f"{kind}_app" / f"{half}_app.py"
         for block in blocks:
             source.write_text(changed(source.read_text(), block))

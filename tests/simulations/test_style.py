@@ -17,7 +17,9 @@ def test_an_app_that_draws_on_its_own_keeps_its_look(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     points = Series(label="run", style=Style(0), xs=[1, 2], ys=[1, 2])
     assert "<svg" in chart([points], name="one", xlabel="x", ylabel="y")
-    draw([Row(name="record", images=np.eye(4))], tmp_path / "rows.png", title="rows")
+    draw(
+        [Row(name="record", images=np.eye(4))], tmp_path / "rows.png", title="rows", recovered="all"
+    )
     assert dict(matplotlib.rcParams) == before
 
 
@@ -25,15 +27,26 @@ def test_scores_of_tails_and_heads_have_the_first_two_colours() -> None:
     with drawing():
         axes = Figure().subplots()
         scores, coins = np.array([-1.0, -1.0, 1.0]), np.array([False, False, True])
-        draw_scores(axes, scores, coins, names=("tails", "heads"), reach=2.0)
+        draw_scores(axes, scores, coins, names=("tails", "heads"), legend="coin", reach=2.0)
     tails, heads = axes.containers
     assert [to_hex(one[0].get_facecolor()) for one in (tails, heads)] == list(COLOURS[:2])
     assert [sum(bar.get_height() for bar in one) for one in (tails, heads)] == [2, 1]
-    assert [text.get_text() for text in axes.legend().get_texts()] == ["tails", "heads"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tails", "heads"]
 
 
 def test_a_long_title_has_room_above_few_images(tmp_path: Path) -> None:
     title = "other members' records in the zone's average; similarity"
-    path = draw([Row(name="record", images=np.eye(4)[:2])], tmp_path / "rows.png", title=title)
+    rows = [Row(name="record", images=np.eye(4)[:2])]
+    path = draw(rows, tmp_path / "rows.png", title=title, recovered="every pixel to the last bit")
     image = imread(path)[:, :, :3].mean(axis=2)
     assert (image[:, :3] == 1).all()  # no letter is cut off at the left
+
+
+def test_images_that_are_recovered_have_a_frame(tmp_path: Path) -> None:
+    def orange(recovered: list[bool]) -> int:
+        rows = [Row(name="record", images=np.eye(4)[:2], recovered=recovered)]
+        image = imread(draw(rows, tmp_path / "rows.png", title="rows", recovered="all"))
+        return int((image[:, :, 0] - image[:, :, 2] > 0.5).sum())
+
+    assert orange([False, False]) == 0
+    assert orange([True, True]) > 1.5 * orange([True, False]) > 0

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from flwr_privacy.errors import check_choice
 from flwr_privacy.simulations.reports.style import drawing
-from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
+from flwr_privacy.simulations.research.attacks.pictures import Row, above, draw, save
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 
 from .regression import DELTA, EPSILON, MI_EPSILON, RATE, TASKS, Devices
@@ -104,8 +104,8 @@ def _draw_errors(one: Attacked, path: Path) -> Path:
     axes.set_xscale("log")
     axes.set_xlabel("answers of the device; sums of gradients")
     axes.set_ylabel("error of X^T X (median of the devices)")
-    axes.set_title(one.devices.task)
-    axes.legend()
+    figure.suptitle(f"{one.devices.task}: what the server has of a device; 1 is all of it missing")
+    above(axes, len(one.curves))
     return save(figure, path)
 
 
@@ -130,9 +130,11 @@ def _draw_images(one: Attacked, path: Path) -> Path:
                 name=f"{name}: {found.name}" + ", class mean" * means,
                 images=images,
                 notes=["exact" if right else "" for right in exact],
+                recovered=exact,
             )
         )
-    return draw(rows, path, title="digits of the devices, and what the server makes of them")
+    title = "digits of the devices, and what the server makes of them"
+    return draw(rows, path, title=title, recovered="every pixel to the last bit")
 
 
 def _class_means(one: Attacked, found: SolvedView, places: list[tuple[int, int]]) -> Matrix:

@@ -18,6 +18,7 @@ For the separation of mixtures: Kariyappa et al., "Cocktail Party Attack", ICML 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -168,6 +169,7 @@ class Recovery:
     similarities: Vectors
     guessed: Vectors
     level: float = 0.95
+    meaning: ClassVar[str] = f"a similarity of {level} or more, and more than by guessing"
 
     def __post_init__(self) -> None:
         check_number("level", self.level, minimum=0, maximum=1)

@@ -11,11 +11,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.reports.style import drawing
+from flwr_privacy.simulations.reports.style import COLOURS, drawing
 
-__all__ = ["Row", "draw", "draw_scores", "save"]
+__all__ = ["Row", "above", "draw", "draw_scores", "save"]
 
 _IMAGES = 8  # in a row
+_FRAME = 3  # points
+_ROOM = 1.25  # for a legend of one row above the bars
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,16 +34,19 @@ class Row:
         What stands below each.
     span : tuple of float, optional
         What is black and white; by default each image has a grey scale of its own.
+    recovered : sequence of bool, optional
+        Which images count as recovered; these are framed.
     """
 
     name: str
     images: NDArray[np.float64]
     notes: Sequence[str] | None = None
     span: tuple[float, float] | None = None
+    recovered: Sequence[bool] | NDArray[np.bool_] | None = None
 
 
 @drawing()
-def draw(rows: Sequence[Row], path: Path, *, title: str, step: int = 1) -> Path:
+def draw(rows: Sequence[Row], path: Path, *, title: str, recovered: str, step: int = 1) -> Path:
     """Draw the first images of some rows, one below the other.
 
     Parameters
@@ -52,6 +57,8 @@ def draw(rows: Sequence[Row], path: Path, *, title: str, step: int = 1) -> Path:
         File for the PNG; its folder is made if need be.
     title : str
         Title.
+    recovered : str
+        What counts as recovered, for the line that explains the frames.
     step : int, default 1
         Draw every so many-th image only.
 
@@ -68,7 +75,8 @@ def draw(rows: Sequence[Row], path: Path, *, title: str, step: int = 1) -> Path:
     columns = min(_IMAGES, len(rows[0].images) // step)
     side = round(rows[0].images.shape[1] ** 0.5)
     figure = Figure(figsize=(1.1 * columns + 1.3, 1.3 * len(rows)))
-    figure.suptitle(textwrap.fill(title, 16 * columns + 12))
+    lines = (title, f"framed: recovered, {recovered}")
+    figure.suptitle("\n".join(textwrap.fill(line, 16 * columns + 12) for line in lines))
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for axes, row in zip(grid, rows, strict=True):
         axes[0].set_ylabel(textwrap.fill(row.name, 12))
@@ -78,7 +86,8 @@ def draw(rows: Sequence[Row], path: Path, *, title: str, step: int = 1) -> Path:
             place.imshow(image, cmap="gray", vmin=low, vmax=high)
             place.set_xticks([])
             place.set_yticks([])
-            place.spines[:].set_visible(False)
+            framed = row.recovered is not None and row.recovered[column * step]
+            place.spines[:].set(visible=framed, color=COLOURS[1], linewidth=_FRAME)
             if row.notes is not None:
                 place.set_xlabel(row.notes[column * step])
     return save(figure, path)
@@ -90,12 +99,20 @@ def draw_scores(
     coins: NDArray[np.bool_],
     *,
     names: tuple[str, str],
+    legend: str,
     reach: float,
 ) -> None:
     """Draw histograms of the scores under tails and under heads, from -reach to reach."""
     bins = list(np.linspace(-reach, reach, 81))
     for coin, name in enumerate(names):
         axes.hist(scores[coins == bool(coin)], bins, alpha=0.6, label=name)
+    axes.set_ylim(0, axes.get_ylim()[1] * _ROOM)
+    axes.legend(title=legend, loc="upper right", ncols=2)
+
+
+def above(axes: Axes, columns: int) -> None:
+    """Give axes without a title a legend above them, where it covers nothing."""
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns)
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -254,21 +254,23 @@ def _draw_shares(found: _Found, path: Path) -> Path:
         Row(
             name=f"{one.holders}{_of(one.holders, found.code)}",
             images=one.images,
-            notes=["exact" if right else "" for right in (one.images == pixels).all(axis=1)],
+            recovered=(one.images == pixels).all(axis=1),
             span=(0.0, 1.0),
         )
         for one in found.coalitions
     ]
-    return draw(rows, path, title="digits, and what so many clients have of them in their shares")
+    title = "digits, and what so many clients have of them in their shares"
+    return draw(rows, path, title=title, recovered="every pixel exactly")
 
 
 def _draw_known(found: _Found, path: Path) -> Path:
     rows = [Row(name="digits", images=found.owners.pixels, span=(0.0, 1.0))]
     rows += [
-        Row(name=one.name, images=one.images, span=(0.0, 1.0))
+        Row(name=one.name, images=one.images, span=(0.0, 1.0), recovered=one.right)
         for one in (*found.known, *found.moved)
     ]
-    return draw(rows, path, title="digits, and what is found in sums and in weights")
+    title = "digits, and what is found in sums and in weights"
+    return draw(rows, path, title=title, recovered="every pixel right once it is rounded")
 
 
 @drawing()
@@ -276,7 +278,10 @@ def _draw_similar(found: _Found, path: Path) -> Path:
     order = np.argsort(found.owners.labels, kind="stable")
     last = [one for one in found.similar if one.rounds == max(_ROUNDS)]
     figure = Figure(figsize=(3 * (len(last) + 1), 3.4))
-    figure.suptitle("similarity of the digits, in the order of their labels")
+    figure.suptitle(
+        "similarity of the digits, in the order of their labels; above what was found its "
+        "correlation with the true one: 1 is all"
+    )
     names = ["true", *(f"{one.weight_bits} bits: {one.correlation:.3f}" for one in last)]
     grams = [true_gram(found.owners), *(one.gram for one in last)]
     panels = figure.subplots(1, len(grams))

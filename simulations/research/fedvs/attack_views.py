@@ -320,21 +320,26 @@ class Rows:
         Share of the pixels that is right to the last bit.
     images : ndarray, shape (m, 64)
         What was found.
+    right : ndarray of bool, shape (m,)
+        Which rows have no other pixel than the true one, once they are rounded.
     """
 
     name: str
     error: float
     exact: float
     images: Matrix
+    right: NDArray[np.bool_]
 
     @classmethod
     def of(cls, name: str, images: Matrix, pixels: Matrix) -> "Rows":
         """Compare rows that were found with the true ones."""
+        exact = np.rint(images / PIXEL_STEP) * PIXEL_STEP == pixels
         return cls(
             name=name,
             error=float(np.sqrt(np.mean((images - pixels) ** 2))),
-            exact=float((np.rint(images / PIXEL_STEP) * PIXEL_STEP == pixels).mean()),
+            exact=float(exact.mean()),
             images=images,
+            right=exact.all(axis=1),
         )
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from flwr_privacy.simulations.reports.style import COLOURS, drawing
 from flwr_privacy.simulations.research.attacks.inversion import Recovery
-from flwr_privacy.simulations.research.attacks.pictures import Row, draw, draw_scores, save
+from flwr_privacy.simulations.research.attacks.pictures import Row, above, draw, draw_scores, save
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions, AttackSetup, Report
 from flwr_privacy.simulations.research.secure_sum.attack import TASKS, setup_of
 
@@ -215,14 +215,15 @@ def _draw_zone(setup: AttackSetup, seen: Sequence[Sight], path: Path) -> Path:
     missing = np.full_like(rows[0].images, np.nan)  # drawn white
     for sight in seen:
         images, notes = missing.copy(), [""] * len(missing)
+        recovered = [False] * len(missing)
         first = (sight.first - 1) * records
         for place, image in enumerate(sight.found, start=first):
             images[place] = image
             notes[place] = f"{sight.recovery.similarities[place - first]:.2f}"
-        rows.append(Row(name=sight.name, images=images, notes=notes))
-    return draw(
-        rows, path, title="other members' records in the zone's average; similarity", step=records
-    )
+            recovered[place] = bool(sight.recovery.recovered[place - first])
+        rows.append(Row(name=sight.name, images=images, notes=notes, recovered=recovered))
+    title = "other members' records in the zone's average; similarity"
+    return draw(rows, path, title=title, recovered=Recovery.meaning, step=records)
 
 
 @drawing()
@@ -238,14 +239,14 @@ def _draw_audits(audited: Sequence[PathAudit], path: Path) -> Path:
 
 def _draw_scores(axes: Axes, one: PathAudit) -> None:
     reach = float(np.abs(one.scores).max())
-    draw_scores(axes, one.scores, one.coins, names=("tails", "heads"), reach=reach)
+    names, legend = ("tails", "heads"), "coin of the device"
+    draw_scores(axes, one.scores, one.coins, names=names, legend=legend, reach=reach)
     axes.set_title(
         f"{one.path.name}, noise for '{one.law}'\nledger at most {one.ledger:.2f}, audit at least "
         f"{one.gaussian.epsilon:.2f}"
     )
     axes.set_xlabel("evidence for heads in what is released")
     axes.set_ylabel("trainings")
-    axes.legend(title="coin of the device")
 
 
 def _draw_bounds(axes: Axes, audited: Sequence[PathAudit]) -> None:
@@ -256,7 +257,7 @@ def _draw_bounds(axes: Axes, audited: Sequence[PathAudit]) -> None:
     axes.plot([one.ledger for one in audited], places, "k|", markersize=16, label="ledger")
     axes.set_yticks(places, labels)
     axes.set_xlabel("epsilon: audit at least, ledger at most")
-    axes.legend(loc="lower right")
+    above(axes, 1)
 
 
 def _zone_verdict(seen: Sequence[Sight]) -> list[str]:

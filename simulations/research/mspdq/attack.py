@@ -15,7 +15,7 @@ from rich.table import Table
 from flwr_privacy.errors import check_choice
 from flwr_privacy.simulations.reports.style import INK, drawing
 from flwr_privacy.simulations.research.attacks.inversion import Recovery
-from flwr_privacy.simulations.research.attacks.pictures import Row, draw, save
+from flwr_privacy.simulations.research.attacks.pictures import Row, above, draw, save
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions, AttackSetup, Report
 from flwr_privacy.simulations.research.attacks.torch_gradients import sigmoid_lenet
 from flwr_privacy.simulations.settings.run_settings import TrainingSettings
@@ -82,6 +82,7 @@ def report(options: AttackOptions) -> Report:
                 _rows(setup, images),
                 options.out / f"mspdq-{task}.png",
                 title="below each image: mean squared error, of pixels from 0 to 1",
+                recovered=Recovery.meaning,
                 step=records,
             ),
             _draw_curves(views, options.out / f"mspdq-{task}-steps.png"),
@@ -175,6 +176,7 @@ def _rows(setup: AttackSetup, images: list[Images]) -> list[Row]:
             images=one.found,
             notes=[f"{error:.1g}" for error in one.errors],
             span=setup.span,
+            recovered=one.recovery.recovered,
         )
         for one in images
         if len(one.errors) == len(rows[0].images)
@@ -192,7 +194,7 @@ def _draw_curves(views: Views, path: Path) -> Path:
         axes.axhline(views.error(estimate.models), color=INK, linestyle=style, label=estimate.name)
     axes.set_xlabel("mixing steps that the server has heard")
     axes.set_ylabel("error of a client's update")
-    axes.legend()
+    above(axes, 2)
     return save(figure, path)
 
 

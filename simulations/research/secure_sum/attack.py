@@ -70,6 +70,7 @@ def report(options: AttackOptions) -> Report:
         _rows(setup, findings),
         options.out / f"secure-sum-{task}.png",
         title="below each image: similarity to the record",
+        recovered=Recovery.meaning,
         step=records,
     )
     return Report(
@@ -258,13 +259,18 @@ def _rows(setup: AttackSetup, findings: Sequence[ViewFinding]) -> list[Row]:
     """Return the records, what three views say of them, and the best guesses."""
     clients = len(setup.labels)
     guess = setup.matches(setup.guesses, 0, clients)
-    found = [(f.view, f.found, f.recovery.similarities) for f in (*findings[:2], findings[-1])]
     return [
         Row(name="record", images=setup.records(0, clients)),
         *(
-            Row(name=name, images=images, notes=[f"{one:.2f}" for one in similarities])
-            for name, images, similarities in (*found, ("guess", guess.found, guess.similarities))
+            Row(
+                name=finding.view,
+                images=finding.found,
+                notes=_two_digits(finding.recovery.similarities),
+                recovered=finding.recovery.recovered,
+            )
+            for finding in (*findings[:2], findings[-1])
         ),
+        Row(name="guess", images=guess.found, notes=_two_digits(guess.similarities)),
     ]
 
 
@@ -292,3 +298,7 @@ def _finding(setup: AttackSetup, view: str, matches: Sequence[Matches]) -> ViewF
         recovery=Recovery(similarities=similarities, guessed=guessed),
         found=np.concatenate([one.found for one in matches]),
     )
+
+
+def _two_digits(numbers: NDArray[np.float64]) -> list[str]:
+    return [f"{number:.2f}" for number in numbers]

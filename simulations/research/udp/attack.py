@@ -140,7 +140,7 @@ def _membership_table(task: str, inferred: Sequence[Inferred]) -> Table:
 
 @drawing()
 def _draw(audits: Sequence[Audited], inferred: Sequence[Inferred], path: Path) -> Path:
-    figure = Figure(figsize=(13, 4))
+    figure = Figure(figsize=(15, 4))
     panels = figure.subplots(1, 3)
     pictured = [a for a in audits if a.mechanism.startswith(f"epsilon {_PICTURED:g}")]
     reach = max(float(np.abs(one.scores).max()) for one in pictured)
@@ -151,14 +151,13 @@ def _draw(audits: Sequence[Audited], inferred: Sequence[Inferred], path: Path) -
 
 
 def _draw_scores(axes: Axes, one: Audited, reach: float) -> None:
-    draw_scores(axes, one.scores, one.coins, names=("-1", "+1"), reach=reach)
+    draw_scores(axes, one.scores, one.coins, names=("-1", "+1"), legend="coin", reach=reach)
     axes.set_title(
         f"{one.mechanism}\nledger at most {one.ledger:.2f}, one run at least "
         f"{one.one_run.epsilon:.2f}, Gaussian at least {one.gaussian.epsilon:.2f}"
     )
     axes.set_xlabel("what the server reads of a canary")
     axes.set_ylabel("canaries")
-    axes.legend(title="coin")
 
 
 def _draw_roc(axes: Axes, inferred: Sequence[Inferred]) -> None:
@@ -180,7 +179,7 @@ def _draw_roc(axes: Axes, inferred: Sequence[Inferred]) -> None:
     axes.set_title("membership")
     axes.set_xlabel("false alarms")
     axes.set_ylabel("members found")
-    axes.legend()
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _verdict(audits: Sequence[Audited], inferred: Sequence[Inferred]) -> str:

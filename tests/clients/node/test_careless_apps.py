@@ -65,7 +65,7 @@ def test_one_client_of_a_cohort_does_not_take_the_others_down() -> None:
     assert [line["accumulated"] for line in result.history[1:]] == [3, 3, 3]
 
 
-def test_flowers_mods_may_stand_before_ours() -> None:
+def test_flowers_mods_may_stand_before_a_scheme_that_protects_nothing() -> None:
     for nodes, options in ((4, {}), (2, {"clients": 4})):
         app = message_app([message_size_mod, as_mod(FedAvgClient)])
         result = run_strategy(make(FedAvg, **options), app, nodes=nodes)

@@ -52,6 +52,16 @@ def test_rounds_done_again_count_once():
     assert "round 3/9, 6.0 kB, 6.0 s" in file.getvalue().splitlines()[-1]
 
 
+def test_what_is_spent_of_a_budget_and_what_is_left():
+    where, file = console(terminal=False)
+    with Progress("udp", 2, console=where) as progress:
+        progress.update(line(1, scheme={"epsilon": 1.236, "epsilon_left": 6.764}))
+        progress.update(line(2, scheme={"epsilon": 8.0, "epsilon_left": 2e-9}))
+    first, last = file.getvalue().splitlines()
+    assert ", epsilon 1.24 (6.76 left), " in first
+    assert ", epsilon 8 (0 left), " in last
+
+
 def test_panel_on_a_terminal():
     where, file = console(terminal=True)
     with Progress("fedavg [0]", 10, console=where) as progress:

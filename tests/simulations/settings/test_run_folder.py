@@ -6,9 +6,9 @@ import sys
 import pytest
 from metrics_lines import line
 
-from flwr_privacy.errors import DataError, InvalidParameterError
+from flwr_privacy.errors import AllRefusedError, DataError, EngineError, InvalidParameterError
 from flwr_privacy.simulations.settings import run_folder as runs
-from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.strategies.state.history import History
 
@@ -237,3 +237,18 @@ class TestRounds:
         run.append(line(3))
         assert [one["round"] for one in run.rounds()] == ([1, 2, 3] if tail[-1:] == "}" else [1, 3])
         assert run.summary["error"] is run.summary["finished"] is None
+
+
+def test_an_engine_ends_with_the_exit_code_of_the_app(tmp_path):
+    """The app fails in a process of its own; what waits for it knows only that it failed."""
+    run = RunFolder.create(tmp_path / "run", Settings(), engine="ray", nodes=2)
+    refused = {"round": 1, "asked": 2, "refused": {"declined": 2}}
+    with pytest.raises(AllRefusedError), kept(run):
+        raise AllRefusedError([refused])
+    with pytest.raises(EngineError) as failed, kept(run):
+        raise EngineError("the app failed")
+    assert failed.value.exit_code == 12
+    run.begin()
+    with pytest.raises(EngineError) as failed, kept(run):
+        raise EngineError("Ray ended")
+    assert failed.value.exit_code == EngineError.exit_code == 4

@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import ServerApp
 
 from flwr_privacy.clients import FedAvgClient, as_mod, numpy_client_app
-from flwr_privacy.errors import NothingTrainedError
+from flwr_privacy.errors import AllRefusedError, NothingTrainedError
 from flwr_privacy.simulations.engines.inline import Fault, run_inline
 from flwr_privacy.strategies import FedAvg, LoopOptions
 
@@ -34,11 +34,21 @@ def started(strategy: FedAvg, app: Any, **options: Any) -> Any:
 def test_it_counts_what_became_of_the_answers(tmp_path: Path) -> None:
     app = numpy_client_app(lambda context: FedAvgClient(Broken(0), context))
     strategy = FedAvg(fraction_evaluate=0.0, loop=LoopOptions(run_dir=tmp_path))
-    with pytest.raises(NothingTrainedError, match=r"Of 6 answers: 6 refused \(error\)\.") as error:
+    text = r"every answer was refused \(6 of 6: 6 error\)\. Most often: \"error: the client's own"
+    with pytest.raises(AllRefusedError, match=text) as error:
         started(strategy, app)
     assert [line["skipped"] for line in error.value.result.history[1:]] == [True, True]
     assert (tmp_path / "checkpoint.bin").exists()
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+    assert error.value.exit_code == 12
+
+
+def test_an_answer_that_is_lost_is_no_refusal(tmp_path: Path) -> None:
+    app = numpy_client_app(lambda context: FedAvgClient(Broken(0), context))
+    strategy = FedAvg(fraction_evaluate=0.0, loop=LoopOptions(deadline=0.3))
+    with pytest.raises(NothingTrainedError, match=r"refused \(error\)(.|\n)*lost") as error:
+        started(strategy, app, faults=[Fault(kind="drop", client="0")])
+    assert not isinstance(error.value, AllRefusedError)
 
 
 def test_answers_that_are_lost_are_counted() -> None:

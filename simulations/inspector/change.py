@@ -1,0 +1,86 @@
+"""Makes the change that puts a scheme into an app, as new texts of its files."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr_privacy.errors import DeclinedError
+
+from .app_folder import AppFolder
+from .client_change import client_changed
+from .client_half import client_half
+from .server_change import server_changed
+from .server_half import server_half
+from .unfit import check_fits
+from .wraps import Wrap
+
+__all__ = ["Change", "change_of"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a scheme changes in an app.
+
+    Parameters
+    ----------
+    app : AppFolder
+        The app.
+    texts : mapping of Path to str
+        The new text of each file that changes.
+    """
+
+    app: AppFolder
+    texts: Mapping[Path, str]
+
+    @property
+    def empty(self) -> bool:
+        """Whether the app has the scheme already."""
+        return not self.texts
+
+    def diff(self) -> str:
+        """Return the change as a unified diff, with paths from the app's folder on."""
+        parts = []
+        for path, text in self.texts.items():
+            name = path.relative_to(self.app.path).as_posix()
+            old = path.read_bytes().decode()
+            parts += difflib.unified_diff(
+                old.splitlines(keepends=True),
+                text.splitlines(keepends=True),
+                f"a/{name}",
+                f"b/{name}",
+            )
+        return "".join(line if line.endswith("\n") else f"{line}\n" for line in parts)
+
+    def apply(self) -> None:
+        """Write the files.
+
+        Raises
+        ------
+        DeclinedError
+            If a file cannot be written.
+        """
+        for path, text in self.texts.items():
+            try:
+                path.write_bytes(text.encode())
+            except OSError as error:
+                raise DeclinedError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def change_of(app: AppFolder, wrap: Wrap) -> Change:
+    """Return the change that puts a scheme into an app.
+
+    Raises
+    ------
+    UnfitError
+        If the scheme does not fit the app, or the change cannot be made safely.
+    """
+    check_fits(app, wrap)
+    new = client_changed(app, client_half(app), wrap)
+    new = server_changed(new, server_half(new), wrap)
+    texts = {
+        source.path: source.text
+        for module, source in new.sources.items()
+        if source.text != app.sources[module].text
+    }
+    return Change(app, texts)

@@ -1,0 +1,187 @@
+"""Says what an app is, and what a scheme will take from it, refuse or pass on unprotected."""
+
+import ast
+from collections.abc import Iterator
+
+from .app_folder import AppFolder
+from .client_change import REPLACED_MODS, replaced_mods
+from .client_half import NUMPY, ClientHalf, client_half
+from .server_change import METRICS_FUNCTIONS
+from .server_half import ServerHalf, server_half
+from .source import Source, keyword_of
+from .unfit import own_start
+from .wraps import Wrap
+
+__all__ = ["described", "losses"]
+
+LEGACY_NAMES = {
+    "fit_metrics_aggregation_fn": "train_metrics_aggr_fn",
+    "evaluate_metrics_aggregation_fn": "evaluate_metrics_aggr_fn",
+}
+
+
+def described(app: AppFolder) -> list[str]:
+    """Return what an app is, as lines."""
+    server, client = server_half(app), client_half(app)
+    by = f", published by {app.publisher}" if app.publisher else ""
+    lines = [f"app: {app.name}{by}", f"kind: {_kind(app)}"]
+    lines.append(f"client: {_where(app, client.source, client.call)}")
+    if client.functions:
+        lines.append(f"messages: {', '.join(f.message_type for f in client.functions)}")
+    if client.mods is None:
+        lines.append("mods: made elsewhere, so their order is not known")
+    elif client.mods:
+        names = (mod.name or client.source.segment(mod.node) for mod in client.mods)
+        lines.append(f"mods, outermost first: {', '.join(names)}")
+    for strategy in server.strategies:
+        lines.append(f"strategy: {_where(app, strategy.source, strategy.call)}")
+    return lines
+
+
+def losses(app: AppFolder, wrap: Wrap) -> list[str]:
+    """Return what a scheme takes from an app, refuses or passes on unprotected, as sentences."""
+    server, client = server_half(app), client_half(app)
+    return [
+        *_of_mods(client),
+        *_of_metrics(server, client, wrap),
+        *_of_evaluations(server, client, wrap),
+        *_of_messages(app, server, client, wrap),
+        *_of_start(server, wrap),
+    ]
+
+
+def _kind(app: AppFolder) -> str:
+    server, client = server_half(app), client_half(app)
+    half = f"{client.kind} on the clients"
+    if server.workflows:
+        return f"{half}, a workflow of Flower's older API on the server"
+    if not server.strategies:
+        return f"{half}, messages of its own on the server (no strategy)"
+    strategy = server.strategies[0]
+    name = strategy.name
+    if strategy.classes:
+        name = f"{strategy.classes[0][1].name}, a class of the app from {name}"
+    if strategy.ours:
+        name = f"{name} of flwr_privacy"
+    made = "server_fn" if strategy.legacy else "main"
+    own = " with a start of its own" if own_start(strategy) else ""
+    return f"{half}, {made} with the strategy {name}{own} on the server"
+
+
+def _where(app: AppFolder, source: Source, node: ast.expr) -> str:
+    folder = source.path.parent.relative_to(app.path).as_posix()
+    return f"{folder}/{source.line(node)}".removeprefix("./")
+
+
+def _of_mods(client: ClientHalf) -> Iterator[str]:
+    for mod in replaced_mods(client):
+        yield f"the mod {mod.name} goes: {REPLACED_MODS[mod.name]}"
+    left = [m for m in client.mods or () if m not in replaced_mods(client)]
+    if left:
+        names = ", ".join(mod.name or client.source.segment(mod.node) for mod in left)
+        yield (
+            f"the mods {names} stay, behind the scheme: they see the app's own messages, and "
+            "nothing of the scheme's"
+        )
+    if client.mods is None:
+        yield (
+            f"the mods are made elsewhere: take {', '.join(sorted(REPLACED_MODS))} out yourself, "
+            "if they are among them"
+        )
+
+
+def _of_metrics(server: ServerHalf, client: ClientHalf, wrap: Wrap) -> Iterator[str]:
+    if wrap.sends_metrics:
+        return
+    names = sorted({name for f in _trainings(client) for name in _metric_names(*f)})
+    said = f" ({', '.join(names)})" if names else ""
+    yield f"metrics of the clients' training{said} do not leave the nodes"
+    for strategy in server.strategies:
+        for keyword in strategy.call.keywords:
+            name = LEGACY_NAMES.get(str(keyword.arg), keyword.arg)
+            if name in METRICS_FUNCTIONS:
+                value = strategy.source.segment(keyword.value)
+                yield f"{keyword.arg}={value} goes: no metrics of the clients would reach it"
+
+
+def _of_evaluations(server: ServerHalf, client: ClientHalf, wrap: Wrap) -> Iterator[str]:
+    for strategy in server.strategies:
+        given = keyword_of(strategy.call, "fraction_evaluate")
+        wanted = given.value if isinstance(given, ast.Constant) else 1.0
+        if not isinstance(wanted, int | float) or isinstance(wanted, bool):
+            wanted = 1.0
+        asked = wrap.build(fraction_evaluate=min(1.0, max(0.0, float(wanted)))).fraction_evaluate
+        evaluates = client.kind == NUMPY or any(
+            f.message_type == "evaluate" for f in client.functions
+        )
+        if wanted and not asked and evaluates:
+            yield (
+                f"the clients are not asked to evaluate: what they say of their data is not part "
+                f"of {wrap.scheme}; an evaluate_fn on the server works as before"
+            )
+
+
+def _of_messages(
+    app: AppFolder, server: ServerHalf, client: ClientHalf, wrap: Wrap
+) -> Iterator[str]:
+    own = [f.message_type for f in client.functions if f.own_type]
+    if own:
+        yield (
+            f"messages {', '.join(own)} are not part of {wrap.scheme}: nothing protects what they "
+            "bring and return; a node with a policy refuses them unless they are in "
+            "allowed_messages"
+        )
+    for source, node in server.sends:
+        yield f"the server also sends messages of its own: {_where(app, source, node)}"
+
+
+def _of_start(server: ServerHalf, wrap: Wrap) -> Iterator[str]:
+    for strategy in server.strategies:
+        if own_start(strategy):
+            yield (
+                "the strategy's own start runs the rounds: no checkpoint, no run folder, no quorum "
+                "and no end when a budget is used up; strategy.card() returns the privacy card"
+            )
+        if (found := strategy.method("aggregate_train")) and _lists(found[1]):
+            yield "list(replies) holds every reply in memory, and the round waits for every client"
+
+
+def _lists(function: ast.FunctionDef) -> bool:
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "list"
+        for node in ast.walk(function)
+    )
+
+
+def _trainings(client: ClientHalf) -> Iterator[tuple[Source, ast.FunctionDef]]:
+    for function in client.functions:
+        if function.message_type == "train":
+            yield function.source, function.node
+    if client.kind == NUMPY:
+        for node in ast.walk(client.source.tree):
+            if isinstance(node, ast.FunctionDef) and node.name == "fit":
+                yield client.source, node
+
+
+def _metric_names(source: Source, function: ast.FunctionDef) -> Iterator[str]:
+    """Return the names of the metrics that a training returns, as far as they are written out."""
+    for node in ast.walk(function):
+        values: ast.expr | None = None
+        if isinstance(node, ast.Call) and source.dotted(node.func).endswith(".MetricRecord"):
+            values = node.args[0] if node.args else None
+            if isinstance(values, ast.Name):
+                values = _assigned(function, values.id)
+        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+            values = node.value.elts[-1]
+        if isinstance(values, ast.Dict):
+            names = [k.value for k in values.keys if isinstance(k, ast.Constant)]
+            yield from (str(name) for name in names if name != "num-examples")
+
+
+def _assigned(function: ast.FunctionDef, name: str) -> ast.expr | None:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == name for target in node.targets
+        ):
+            return node.value
+    return None

@@ -1,0 +1,140 @@
+"""Says why a scheme does not fit an app, and which lines to change by hand."""
+
+import ast
+from collections.abc import Sequence
+
+from flwr_privacy.errors import DeclinedError
+
+from .app_folder import AppFolder
+from .client_half import client_half
+from .server_half import StrategyCall, server_half
+from .source import Source
+from .wraps import Wrap
+
+__all__ = ["INNER", "UnfitError", "check_fits", "own_start"]
+
+INNER = {"FedAdagrad", "FedAdam", "FedAvgM", "FedProx", "FedYogi"}
+"""Flower's strategies that take a scheme's average as one reply."""
+
+_WHY_NOT = {
+    **dict.fromkeys(
+        ("Bulyan", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "QFedAvg"),
+        "it needs to see every client's reply, which a scheme hides or averages",
+    ),
+    **dict.fromkeys(
+        ("FedXgbBagging", "FedXgbCyclic"), "it collects trees, and a scheme averages arrays"
+    ),
+}
+
+
+class UnfitError(DeclinedError):
+    """A scheme does not fit an app, or the change cannot be made safely.
+
+    Parameters
+    ----------
+    reason : str
+        Why.
+    by_hand : sequence of str
+        What to change by hand.
+    """
+
+    def __init__(self, reason: str, by_hand: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.by_hand = tuple(by_hand)
+        for line in by_hand:
+            self.add_note(f"by hand: {line}")
+
+
+def check_fits(app: AppFolder, wrap: Wrap) -> None:
+    """Refuse an app that a scheme cannot go around.
+
+    Raises
+    ------
+    UnfitError
+        If it is one.
+    """
+    server, client = server_half(app), client_half(app)
+    if server.workflows:
+        source, node = server.workflows[0]
+        raise UnfitError(
+            "the server runs a workflow of Flower's older API, which talks to the clients in "
+            f"messages of its own: {source.line(node)}",
+            [
+                "replace the workflow by strategy.start(grid, initial_arrays, num_rounds=...), and "
+                "SecAgg+ by secure_sum=SecureSum() of the strategy"
+            ],
+        )
+    if not server.strategies:
+        lines = [source.line(node) for source, node in server.sends]
+        own = [f.message_type for f in client.functions if f.own_type]
+        said = f", in message types of its own ({', '.join(own)})" if own else ""
+        raise UnfitError(
+            "the app makes no strategy: its server sends the messages itself"
+            f"{said}. A scheme is a strategy, and has none to take the place of",
+            [f"these lines send messages: {line}" for line in lines],
+        )
+    if len(server.strategies) > 1:
+        raise UnfitError(
+            "the app makes more than one strategy",
+            [f"change the one that trains: {s.source.line(s.call)}" for s in server.strategies],
+        )
+    _check_strategy(server.strategies[0], wrap)
+    if not any(f.message_type == "train" for f in client.functions) and client.client_fn is None:
+        raise UnfitError(
+            "the client app has no function under @app.train() and no client_fn: there is no "
+            "training for the scheme to go around",
+            [f"the app is made here: {client.source.line(client.call)}"],
+        )
+
+
+def _check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:
+    where = strategy.source.line(strategy.call)
+    if strategy.ours and strategy.name != wrap.strategy:
+        raise UnfitError(
+            f"the server has the strategy {strategy.name} of this library already: {where}",
+            [f"write {wrap.strategy}({', '.join([*wrap.arguments, '...'])}) in its place"],
+        )
+    if strategy.name.startswith("DifferentialPrivacy"):
+        raise UnfitError(
+            f"Flower's {strategy.name} clips and adds noise by itself: noise of two kinds would be "
+            f"added, and no ledger counts the first: {where}",
+            ["take the strategy out of it, with its mod on the clients; UDP or CentralDP do that"],
+        )
+    if why := _WHY_NOT.get(strategy.name):
+        raise UnfitError(f"the strategy {strategy.name}: {why}: {where}")
+    if not (strategy.ours or strategy.name == "FedAvg" or strategy.name in INNER):
+        raise UnfitError(
+            f"the strategy comes from Flower's {strategy.name}, which does not average: {where}",
+            [f"let it come from {wrap.strategy} of flwr_privacy.strategies"],
+        )
+    for name in ("configure_train", "aggregate_train"):
+        found = strategy.method(name)
+        if found and not _calls_super(found[1], name):
+            raise UnfitError(
+                f"the strategy's own {name} does not call super().{name}: the scheme would be "
+                f"passed over: {found[0].line(found[1])}",
+                [f"call super().{name} in it"],
+            )
+    if (found := own_start(strategy)) and wrap.no_own_start:
+        raise UnfitError(
+            f"the strategy has a start of its own, and with {wrap.scheme} {wrap.no_own_start}: "
+            f"{found[0].line(found[1])}",
+            ["take the start out, and do what it does beside in evaluate_fn or LoopOptions"],
+        )
+
+
+def own_start(strategy: StrategyCall) -> tuple[Source, ast.FunctionDef] | None:
+    """Return a `start` of the app that runs the rounds itself."""
+    found = strategy.method("start")
+    return None if found is None or _calls_super(found[1], "start") else found
+
+
+def _calls_super(function: ast.FunctionDef, name: str) -> bool:
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == name
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id == "super"
+        for node in ast.walk(function)
+    )

@@ -1,0 +1,94 @@
+"""`check --apply` makes apps that run, for every scheme that fits; the others get the reason."""
+
+import numpy as np
+import pytest
+
+from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.simulations.inspector.app_folder import AppFolder
+from flwr_privacy.simulations.inspector.change import change_of
+from flwr_privacy.simulations.inspector.unfit import UnfitError
+from flwr_privacy.simulations.inspector.wraps import Options, Wrap, wrap_of
+
+from .conftest import NODES, Apps, folder_of, initial
+
+SCHEMES = {
+    "fedavg": ("fedavg", False),
+    "fedavg-summed": ("fedavg", True),
+    "udp": ("udp", False),
+    "udp-summed": ("udp", True),
+    "central-dp": ("central-dp", False),
+    "central-dp-summed": ("central-dp", True),
+    "mspdq": ("mspdq", False),
+    "mspdq-summed": ("mspdq", True),
+    "msp": ("msp", False),
+    "m2fdp": ("m2fdp", False),
+}
+ALL = frozenset(SCHEMES)
+FITTING = {
+    "own_mods": ALL,
+    "own_metrics": ALL,
+    "trainer": ALL,
+    "batchnorm_numpy": ALL,
+    "own_start": {"fedavg", "udp", "central-dp"},  # no several exchanges, no secure sum
+    "vertical": frozenset(),
+    "pytorch_message": ALL,
+    "pytorch_numpy": ALL,
+}
+CHARGED = {"udp", "udp-summed", "central-dp-summed", "m2fdp"}  # a trusted server notes its own
+
+
+def wrap(name: str, scheme: str) -> Wrap:
+    chosen, summed = SCHEMES[scheme]
+    found = initial(name)
+    return wrap_of(chosen, Options(secure_sum=summed, clients=NODES)).keeping_back(
+        [] if isinstance(found, str) else found.suspected
+    )
+
+
+def table(*, fits: bool) -> list[tuple[str, str]]:
+    return [
+        (name, scheme)
+        for name, fitting in FITTING.items()
+        for scheme in SCHEMES
+        if (scheme in fitting) is fits
+    ]
+
+
+@pytest.mark.parametrize(("name", "scheme"), table(fits=True))
+def test_the_changed_app_runs(name: str, scheme: str, apps: Apps) -> None:
+    app = apps.copy(name)
+    change_of(AppFolder.read(app), wrap(name, scheme)).apply()
+    server = apps.run(app)
+    if name.startswith("pytorch"):
+        assert (app / "final_model.pt").is_file()
+    else:
+        found = initial(name)
+        assert not isinstance(found, str)
+        model = server.results[-1]
+        assert [array.shape for array in model] == [array.shape for array in found.arrays]
+        assert all(np.isfinite(array).all() for array in model)
+    assert apps.charged() == ([str(i) for i in range(NODES)] if scheme in CHARGED else [])
+    for client in apps.charged():
+        entries = Ledger(app.parent / "state" / f"{client}.ledger", data_set=client).entries()
+        assert {entry.question.server_round for entry in entries} == {1, 2}
+
+
+@pytest.mark.parametrize(("name", "scheme"), table(fits=True))
+def test_a_second_change_changes_nothing(name: str, scheme: str, apps: Apps) -> None:
+    app = apps.copy(name)
+    change_of(AppFolder.read(app), wrap(name, scheme)).apply()
+    before = {path: path.read_bytes() for path in app.rglob("*.py")}
+    again = change_of(AppFolder.read(app), wrap(name, scheme))
+    assert again.empty
+    assert again.diff() == ""
+    again.apply()
+    assert {path: path.read_bytes() for path in app.rglob("*.py")} == before
+
+
+@pytest.mark.parametrize(("name", "scheme"), table(fits=False))
+def test_an_app_that_does_not_fit_is_refused_with_the_reason(name: str, scheme: str) -> None:
+    reason = "makes no strategy" if name == "vertical" else "start of its own"
+    with pytest.raises(UnfitError, match=reason) as refused:
+        change_of(AppFolder.read(folder_of(name)), wrap(name, scheme))
+    assert refused.value.by_hand
+    assert refused.value.exit_code == 8
