@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from .app_folder import AppFolder
 from .arrays import Arrays, InitialArray
-from .client_change import REPLACED_MODS, replaced_mods
-from .client_half import NUMPY, ClientHalf, client_half
+from .client_change import replaced_mods
+from .client_half import NUMPY, REPLACED_MODS, ClientHalf, client_half
 from .server_change import METRICS_FUNCTIONS
 from .server_half import ServerHalf, server_half
 from .source import Source, keyword_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from flwr_privacy.errors import DeclinedError
 
 from .app_folder import AppFolder
-from .client_half import client_half
-from .server_half import StrategyCall, server_half
+from .client_half import REPLACED_MODS, ClientHalf, client_half
+from .server_half import ServerHalf, StrategyCall, server_half
 from .source import Source
 from .wraps import Wrap
 
@@ -65,30 +65,54 @@ def check_fits(app: AppFolder, wrap: Wrap) -> None:
             ],
         )
     if not server.strategies:
-        lines = [source.line(node) for source, node in server.sends]
-        own = [f.message_type for f in client.functions if f.own_type]
-        said = f", in message types of its own ({', '.join(own)})" if own else ""
-        raise UnfitError(
-            "the app makes no strategy: its server sends the messages itself"
-            f"{said}. A scheme is a strategy, and has none to take the place of",
-            [
-                *(f"this line sends messages: {line}" for line in lines),
-                "write the rounds as a Flower strategy; where the clients have columns of the same "
-                "records, look at --scheme fedvs",
-            ],
-        )
+        raise _without_strategy(server, client)
     if len(server.strategies) > 1:
         raise UnfitError(
             "the app makes more than one strategy",
             [f"change the one that trains: {s.source.line(s.call)}" for s in server.strategies],
         )
     _check_strategy(server.strategies[0], wrap)
+    _check_client(client)
+
+
+def _without_strategy(server: ServerHalf, client: ClientHalf) -> UnfitError:
+    """Return the error for a server in which no strategy is found."""
+    if not server.sends:
+        return UnfitError(
+            "no place is found where the app makes one of Flower's strategies",
+            [
+                f"change the strategy where it is made; the server begins here: "
+                f"{server.source.line(server.main or server.call)}"
+            ],
+        )
+    own = [f.message_type for f in client.functions if f.own_type]
+    said = f", in message types of its own ({', '.join(own)})" if own else ""
+    return UnfitError(
+        f"the app makes no strategy: its server sends the messages itself{said}. A scheme is a "
+        "strategy, and has none to take the place of",
+        [
+            *(f"this line sends messages: {source.line(node)}" for source, node in server.sends),
+            "write the rounds as a Flower strategy; where the clients have columns of the same "
+            "records, look at --scheme fedvs",
+        ],
+    )
+
+
+def _check_client(client: ClientHalf) -> None:
     if not any(f.message_type == "train" for f in client.functions) and client.client_fn is None:
         raise UnfitError(
             "the client app has no function under @app.train() and no client_fn: there is no "
             "training for the scheme to go around",
             [f"the app is made here: {client.source.line(client.call)}"],
         )
+    for function in client.functions:
+        for mod in function.mods:
+            if mod.replaced:
+                raise UnfitError(
+                    f"the function for '{function.message_type}' has the mod {mod.name}: "
+                    f"{REPLACED_MODS[mod.name]}",
+                    [f"take it out: {client.source.line(mod.node)}"],
+                )
 
 
 def _check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:

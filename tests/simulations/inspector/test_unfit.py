@@ -106,6 +106,20 @@ def test_a_client_without_a_training(small: Small) -> None:
         changed(small(client=client))
 
 
+def test_a_mod_of_one_function_that_clips(small: Small) -> None:
+    client = CLIENT.replace("@app.train()", "@app.train(mods=[fixedclipping_mod])").replace(
+        "\napp", "from flwr.clientapp.mod import fixedclipping_mod\n\napp"
+    )
+    with pytest.raises(UnfitError, match="'train' has the mod fixedclipping_mod") as refused:
+        changed(small(client=client))
+    assert "client.py:8: @app.train(mods" in refused.value.by_hand[0]
+
+
+def test_a_strategy_that_is_not_found(small: Small) -> None:
+    with pytest.raises(UnfitError, match="no place is found"):
+        changed(small(server=SERVER.replace("FedAvg()", "made_by_name('FedAvg')")))
+
+
 @pytest.mark.parametrize(
     ("server", "client", "reason"),
     [
