@@ -139,14 +139,19 @@ def _of_evaluations(server: ServerHalf, client: ClientHalf, wrap: Wrap) -> Itera
         wanted = given.value if isinstance(given, ast.Constant) else 1.0
         if not isinstance(wanted, int | float) or isinstance(wanted, bool):
             wanted = 1.0
-        asked = wrap.build(fraction_evaluate=min(1.0, max(0.0, float(wanted)))).fraction_evaluate
+        built = wrap.build(fraction_evaluate=min(1.0, max(0.0, float(wanted))))
         evaluates = client.kind == NUMPY or any(
             f.message_type == "evaluate" for f in client.functions
         )
-        if wanted and not asked and evaluates:
+        if wanted and not built.fraction_evaluate and evaluates:
             yield (
-                f"the clients are not asked to evaluate: what they say of their data is not part "
-                f"of {wrap.scheme}; an evaluate_fn on the server works as before"
+                "the clients are not asked to evaluate; evaluate_fn on the server works as before"
+                + (
+                    ". evaluation=PrivateEvaluation() of the strategy asks them for noised counts, "
+                    "from the same budget"
+                    if hasattr(built, "evaluation")
+                    else ""
+                )
             )
 
 

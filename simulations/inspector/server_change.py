@@ -8,7 +8,7 @@ from .edits import Edit, add_arguments, changed, drop_items, with_imports
 from .server_fn_change import with_main
 from .server_half import ServerHalf, StrategyCall, server_half
 from .source import Source, keyword_of
-from .unfit import INNER, UnfitError, own_start
+from .unfit import INNER, UnfitError, check_strategy, own_start
 from .wraps import STRATEGIES, Wrap
 
 __all__ = ["METRICS_FUNCTIONS", "server_changed"]
@@ -36,6 +36,7 @@ def server_changed(app: AppFolder, half: ServerHalf, wrap: Wrap) -> AppFolder:
     if half.strategies[0].legacy:
         app = with_main(app, half, metrics=wrap.sends_metrics)
         half = server_half(app)
+        check_strategy(half.strategies[0], wrap)
     strategy = half.strategies[0]
     if strategy.name in INNER:
         return _as_inner(app, strategy, wrap)

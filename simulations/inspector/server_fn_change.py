@@ -21,7 +21,10 @@ RENAMED = {
 }
 METRICS = {"fit_metrics_aggregation_fn", "evaluate_metrics_aggregation_fn"}
 MOVED = {"evaluate_fn", "initial_parameters", "accept_failures", "inplace"}
-PER_ROUND = {"on_fit_config_fn", "on_evaluate_config_fn"}
+PER_ROUND = {
+    "on_fit_config_fn": "configure_train",
+    "on_evaluate_config_fn": "configure_evaluate",
+}
 
 EVALUATED = '''
 def evaluated(function):
@@ -44,8 +47,17 @@ def aggregated(function):
 
     return aggregate
 '''
+PER_ROUND_CLASS = """
+class PerRound({base}):
+    \"\"\"Tells the clients what a function says of each round.\"\"\"
+{methods}"""
+PER_ROUND_METHOD = """
+    def {method}(self, server_round, arrays, config, grid):
+        config.update({function}(server_round))
+        return super().{method}(server_round, arrays, config, grid)
+"""
 _LONGEST = 76  # characters of a call that stays on one line, behind `strategy = `
-PAGE = "docs/drop-in.md, 'Server with server_fn', shows the change"
+PAGE = "docs/drop-in.md shows the change, under 'Server with server_fn'"
 
 
 def with_main(app: AppFolder, half: ServerHalf, *, metrics: bool) -> AppFolder:
@@ -78,7 +90,17 @@ def with_main(app: AppFolder, half: ServerHalf, *, metrics: bool) -> AppFolder:
     if metrics and any(keyword.arg in METRICS for keyword in call.keywords):
         helpers.append(AGGREGATED)
     called = call.func.id if isinstance(call.func, ast.Name) else strategy.name
-    renamed = "" if called == strategy.name else f" as {called}"
+    base, per_round = called, [keyword for keyword in call.keywords if keyword.arg in PER_ROUND]
+    if per_round:
+        methods = "".join(
+            PER_ROUND_METHOD.format(
+                method=PER_ROUND[str(keyword.arg)], function=source.segment(keyword.value)
+            )
+            for keyword in per_round
+        )
+        helpers.append(PER_ROUND_CLASS.format(base=base, methods=methods))
+        called = "PerRound"
+    renamed = "" if base == strategy.name else f" as {base}"
     name = app.server.partition(":")[2]
     indent = source.indent(parts.statement)
     lines = "".join(f"{indent}    {argument},\n" for argument in arguments)
@@ -97,7 +119,10 @@ def with_main(app: AppFolder, half: ServerHalf, *, metrics: bool) -> AppFolder:
         ),
     ]
     imports = {
-        "flwr.app": {"ArrayRecord", *(["MetricRecord"] if helpers else [])},
+        "flwr.app": {
+            "ArrayRecord",
+            *(["MetricRecord"] if {EVALUATED, AGGREGATED} & set(helpers) else []),
+        },
         "flwr.serverapp": {"Grid", "ServerApp"},
         "flwr.serverapp.strategy": {f"{strategy.name}{renamed}"},
     }
@@ -142,16 +167,14 @@ def _check(source: Source, strategy: StrategyCall) -> None:
     call = strategy.call
     if call.args or any(keyword.arg is None for keyword in call.keywords):
         raise UnfitError(f"the strategy has arguments without a name: {source.line(call)}", [PAGE])
-    if own := [k.arg for k in call.keywords if k.arg in PER_ROUND]:
-        raise UnfitError(
-            f"{' and '.join(map(str, own))} makes a configuration for each round: "
-            f"{source.line(call)}",
-            [
-                "give start what is the same in every round: train_config=ConfigRecord({...}); "
-                "the clients get the round as 'server-round'",
-                PAGE,
-            ],
-        )
+    for keyword in call.keywords:
+        value = keyword.value
+        known = isinstance(value, ast.Name) and source.dotted(value)
+        if keyword.arg in PER_ROUND and not known:
+            raise UnfitError(
+                f"{keyword.arg} is no function at the top of the file: {source.line(keyword)}",
+                [f"override {PER_ROUND[keyword.arg]} in a class of your own", PAGE],
+            )
 
 
 @dataclass(frozen=True)
@@ -252,7 +275,7 @@ def _header(source: Source, function: ast.FunctionDef) -> Edit:
 
 def _renamed_arguments(source: Source, call: ast.Call, called: str, *, metrics: bool) -> Edit:
     """Rename the strategy's keywords, and take out those that it no longer has."""
-    gone = MOVED if metrics else MOVED | METRICS
+    gone = MOVED | set(PER_ROUND) if metrics else MOVED | set(PER_ROUND) | METRICS
     texts = []
     for keyword in call.keywords:
         if keyword.arg not in gone:

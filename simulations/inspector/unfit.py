@@ -11,7 +11,7 @@ from .server_half import ServerHalf, StrategyCall, server_half
 from .source import Source
 from .wraps import Wrap
 
-__all__ = ["INNER", "UnfitError", "check_fits", "own_start"]
+__all__ = ["INNER", "UnfitError", "check_fits", "check_strategy", "own_start"]
 
 INNER = {"FedAdagrad", "FedAdam", "FedAvgM", "FedProx", "FedYogi"}
 """Flower's strategies that take a scheme's average as one reply."""
@@ -71,7 +71,7 @@ def check_fits(app: AppFolder, wrap: Wrap) -> None:
             "the app makes more than one strategy",
             [f"change the one that trains: {s.source.line(s.call)}" for s in server.strategies],
         )
-    _check_strategy(server.strategies[0], wrap)
+    check_strategy(server.strategies[0], wrap)
     _check_client(client)
 
 
@@ -115,7 +115,14 @@ def _check_client(client: ClientHalf) -> None:
                 )
 
 
-def _check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:
+def check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:
+    """Refuse a strategy whose place a scheme cannot take.
+
+    Raises
+    ------
+    UnfitError
+        If it is one.
+    """
     where = strategy.source.line(strategy.call)
     if strategy.ours and strategy.name != wrap.strategy:
         raise UnfitError(
@@ -135,20 +142,26 @@ def _check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:
             f"the strategy comes from Flower's {strategy.name}, which does not average: {where}",
             [f"let it come from {wrap.strategy} of flwr_privacy.strategies"],
         )
-    for name in ("configure_train", "aggregate_train"):
-        found = strategy.method(name)
-        if found and not _calls_super(found[1], name):
-            raise UnfitError(
-                f"the strategy's own {name} does not call super().{name}: the scheme would be "
-                f"passed over: {found[0].line(found[1])}",
-                [f"call super().{name} in it"],
-            )
     if (found := own_start(strategy)) and wrap.no_own_start:
         raise UnfitError(
             f"the strategy has a start of its own, and with {wrap.scheme} {wrap.no_own_start}: "
             f"{found[0].line(found[1])}",
             ["take the start out, and do what it does beside in evaluate_fn or LoopOptions"],
         )
+    for name in ("configure_train", "aggregate_train"):
+        found = strategy.method(name)
+        if found and name in wrap.not_called:
+            raise UnfitError(
+                f"the strategy's own {name} would not be called: with {wrap.scheme} a round is "
+                f"another exchange than Flower's: {found[0].line(found[1])}",
+                ["do what it does in evaluate_fn, in LoopOptions(on_round=...) or on the clients"],
+            )
+        if found and not _calls_super(found[1], name):
+            raise UnfitError(
+                f"the strategy's own {name} does not call super().{name}: the scheme would be "
+                f"passed over: {found[0].line(found[1])}",
+                [f"call super().{name} in it"],
+            )
 
 
 def own_start(strategy: StrategyCall) -> tuple[Source, ast.FunctionDef] | None:

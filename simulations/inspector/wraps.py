@@ -80,6 +80,8 @@ class Wrap:
         Whether it needs to know the rounds where the app's own `start` runs them.
     no_own_start : str
         Why the app's own `start` cannot run its rounds; "" if it can.
+    not_called : tuple of str
+        Methods of Flower's strategies that its rounds do not call.
     sends_metrics : bool
         Whether the clients' metrics reach the server.
     keeps_statistics : bool
@@ -95,6 +97,7 @@ class Wrap:
     imports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     takes_rounds: bool = False
     no_own_start: str = ""
+    not_called: tuple[str, ...] = ()
     sends_metrics: bool = False
     keeps_statistics: bool = True
     spends: bool = False
@@ -198,12 +201,17 @@ def _mspdq(options: Options) -> Wrap:
         arguments=(SECURE_SUM, "bits=8", "bound=4.0") if summed else ("bits=8",),
         imports=SUMS if summed else {},
         no_own_start=SEVERAL_EXCHANGES,
+        not_called=("aggregate_train",),
     )
 
 
 def _msp(options: Options) -> Wrap:
     return Wrap(
-        scheme="msp", strategy="MSP", client_app="MSPClientApp", no_own_start=SEVERAL_EXCHANGES
+        scheme="msp",
+        strategy="MSP",
+        client_app="MSPClientApp",
+        no_own_start=SEVERAL_EXCHANGES,
+        not_called=("aggregate_train",),
     )
 
 
@@ -219,6 +227,7 @@ def _m2fdp(options: Options) -> Wrap:
         ),
         imports={STRATEGIES: ("DeviceNoise",), "flwr_privacy.m2fdp": ("TierTree",)},
         no_own_start="what a client is asked depends on its place in the tree",
+        not_called=("configure_train", "aggregate_train"),
         spends=True,
     )
 

@@ -80,7 +80,7 @@ OTHER = SERVER.replace("    strategy.start", "    other = FedAvg()\n    strategy
         (own("configure_train", "[]"), "does not call super().configure_train"),
         (own("start", "self.aggregate_train()"), "the number of its rounds is not known"),
         (LEGACY.replace("ARGUMENTS", ""), "no initial_parameters"),
-        (LEGACY.replace("ARGUMENTS", "on_fit_config_fn=f"), "a configuration for each round"),
+        (LEGACY.replace("ARGUMENTS", "on_fit_config_fn=f"), "no function at the top of the file"),
         (LEGACY.replace("ARGUMENTS", "**given"), "arguments without a name"),
         (
             LEGACY.replace("ARGUMENTS", "").replace("config=config)", "config=made())"),
