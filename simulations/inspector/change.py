@@ -1,18 +1,21 @@
 """Makes the change that puts a scheme into an app, as new texts of its files."""
 
 import difflib
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from flwr_privacy.errors import DeclinedError
+from flwr_privacy.wire.files import write_text
 
 from .app_folder import AppFolder
 from .client_change import client_changed
 from .client_half import client_half
+from .edits import EditError
 from .server_change import server_changed
 from .server_half import server_half
-from .unfit import check_fits
+from .unfit import UnfitError, check_fits
 from .wraps import Wrap
 
 __all__ = ["Change", "change_of"]
@@ -60,11 +63,16 @@ class Change:
         DeclinedError
             If a file cannot be written.
         """
+        before = {path: path.read_bytes().decode() for path in self.texts}
+        written: list[Path] = []
         for path, text in self.texts.items():
             try:
-                path.write_bytes(text.encode())
+                write_text(path, text, mode=stat.S_IMODE(path.stat().st_mode))
             except OSError as error:
+                for other in written:  # both halves change, or none
+                    write_text(other, before[other], mode=stat.S_IMODE(other.stat().st_mode))
                 raise DeclinedError(f"{path} cannot be written: {error.strerror}") from error
+            written.append(path)
 
 
 def change_of(app: AppFolder, wrap: Wrap) -> Change:
@@ -76,8 +84,19 @@ def change_of(app: AppFolder, wrap: Wrap) -> Change:
         If the scheme does not fit the app, or the change cannot be made safely.
     """
     check_fits(app, wrap)
-    new = client_changed(app, client_half(app), wrap)
-    new = server_changed(new, server_half(new), wrap)
+    try:
+        new = client_changed(app, client_half(app), wrap)
+        new = server_changed(new, server_half(new), wrap)
+        for source in new.sources.values():
+            _ = source.tree
+    except (SyntaxError, EditError) as error:
+        raise UnfitError(
+            f"the change cannot be made safely in a file that is written like this: {error}",
+            [
+                f"clients: from flwr_privacy.clients import {wrap.client_app} as ClientApp",
+                f"server: {wrap.strategy}({', '.join(['...', *wrap.arguments])})",
+            ],
+        ) from error
     texts = {
         source.path: source.text
         for module, source in new.sources.items()

@@ -9,6 +9,7 @@ from .source import Source
 
 __all__ = [
     "Edit",
+    "EditError",
     "add_arguments",
     "changed",
     "drop_items",
@@ -17,6 +18,10 @@ __all__ = [
 ]
 
 _LONGEST = 88  # characters of an import that stays on one line
+
+
+class EditError(Exception):
+    """Two edits overlap."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,13 @@ def changed(source: Source, edits: Sequence[Edit]) -> Source:
 
     Raises
     ------
-    ValueError
+    EditError
         If two edits overlap.
     """
     text, after = source.text, len(source.text)
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.end), reverse=True):
         if edit.end > after:
-            raise ValueError(f"two changes at {source.path}, characters {edit.start} to {edit.end}")
+            raise EditError(f"two changes at {source.path}, characters {edit.start} to {edit.end}")
         text, after = text[: edit.start] + edit.text + text[edit.end :], edit.start
     return replace(source, text=text)
 
@@ -62,7 +67,8 @@ def add_arguments(source: Source, call: ast.Call, arguments: Sequence[str]) -> l
     if not arguments:
         return []
     given = sorted([*call.args, *call.keywords], key=source.span)
-    start, close = source.span(call.func)[1] + 1, source.span(call)[1] - 1
+    start = source.text.index("(", source.span(call.func)[1]) + 1
+    close = source.span(call)[1] - 1
     if not given:
         return [Edit(start, close, ", ".join(arguments))]
     end = source.span(given[-1])[1]

@@ -1,11 +1,18 @@
 """What the change does to the text of an app: imports, classes, mods, arguments, line ends."""
 
 import ast
+from pathlib import Path
 
 import pytest
 
+from flwr_privacy.errors import DeclinedError
+from flwr_privacy.simulations.inspector import change as module
+from flwr_privacy.simulations.inspector import server_change
+from flwr_privacy.simulations.inspector.edits import Edit
 from flwr_privacy.simulations.inspector.findings import losses
+from flwr_privacy.simulations.inspector.unfit import UnfitError
 from flwr_privacy.simulations.inspector.wraps import Options, wrap_of
+from flwr_privacy.wire.files import write_text
 from tests.simulations.inspector.conftest import CLIENT, SERVER, Small, changed, new
 
 
@@ -122,6 +129,7 @@ def test_arguments_go_where_the_library_takes_them(small: Small) -> None:
     [
         ("a=1", "a=1, secure_sum=SecureSum()"),
         ("a=1,", "a=1, secure_sum=SecureSum()"),
+        ("", "secure_sum=SecureSum()"),
         (
             "\n        a=1,  # one\n    ",
             "\n        a=1,  # one\n        secure_sum=SecureSum(),\n    ",
@@ -193,3 +201,39 @@ app = fl.server.ServerApp(server_fn=server_fn)
     ):
         assert part in text, part
     assert "fl.server" not in text
+
+
+def test_messages_beside_the_training_are_named(small: Small) -> None:
+    client = CLIENT + '\n\n@app.query("stats")\ndef stats(message, context):\n    ...\n'
+    server = SERVER.replace(
+        "    strategy.start", "    grid.send_and_receive([])\n    strategy.start"
+    )
+    found = losses(small(client=client, server=server), wrap_of("udp", Options()))
+    assert any(line.startswith("messages query.stats are not part of udp") for line in found)
+    assert any(line.endswith("server.py:11: grid.send_and_receive([])") for line in found)
+
+
+def test_what_would_not_be_python_is_not_written(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = small()
+    broken = [Edit(0, 0, "def (")]
+    monkeypatch.setattr(server_change, "add_arguments", lambda source, call, arguments: broken)
+    with pytest.raises(UnfitError, match="cannot be made safely") as refused:
+        changed(app)
+    assert "UDPClientApp as ClientApp" in refused.value.by_hand[0]
+
+
+def test_both_halves_change_or_none(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = changed(small())
+    before = {path: path.read_bytes() for path in change.texts}
+
+    def full(path: Path, text: str, *, mode: int) -> None:
+        if path.name == "server.py":
+            raise OSError(28, "No space left on device")
+        write_text(path, text, mode=mode)
+
+    monkeypatch.setattr(module, "write_text", full)
+    with pytest.raises(DeclinedError, match=r"server\.py cannot be written: No space left"):
+        change.apply()
+    assert {path: path.read_bytes() for path in change.texts} == before
