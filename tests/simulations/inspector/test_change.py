@@ -2,12 +2,13 @@
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flwr_privacy.errors import DeclinedError
 from flwr_privacy.simulations.inspector import change as module
-from flwr_privacy.simulations.inspector import server_change
+from flwr_privacy.simulations.inspector import edits, server_change
 from flwr_privacy.simulations.inspector.edits import Edit
 from flwr_privacy.simulations.inspector.findings import losses
 from flwr_privacy.simulations.inspector.unfit import UnfitError
@@ -213,12 +214,24 @@ def test_messages_beside_the_training_are_named(small: Small) -> None:
     assert any(line.endswith("server.py:11: grid.send_and_receive([])") for line in found)
 
 
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (server_change, "add_arguments", [Edit(0, 0, "def (")]),
+        (server_change, "add_arguments", [Edit(0, 9, ""), Edit(5, 9, "")]),
+        (edits, "_import", "from"),  # the last edit of the last file
+    ],
+)
 def test_what_would_not_be_python_is_not_written(
-    small: Small, monkeypatch: pytest.MonkeyPatch
+    where: Any, name: str, broken: Any, small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = getattr(where, name)
+
+    def made(first: Any, *rest: Any) -> Any:
+        return real(first, *rest) if str(first) == "flwr_privacy.clients" else broken
+
     app = small()
-    broken = [Edit(0, 0, "def (")]
-    monkeypatch.setattr(server_change, "add_arguments", lambda source, call, arguments: broken)
+    monkeypatch.setattr(where, name, made)
     with pytest.raises(UnfitError, match="cannot be made safely") as refused:
         changed(app)
     assert "UDPClientApp as ClientApp" in refused.value.by_hand[0]
