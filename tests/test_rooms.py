@@ -17,6 +17,7 @@ LAYERS = [
     ["privacy"],
     ["coding"],
     ["pipeline"],
+    ["evaluation"],
     ["acfl", "fedvs", "m2fdp", "mspdq", "secure_sum", "udp"],
     ["central_dp"],
     ["clients.certificates"],

@@ -40,7 +40,10 @@ def guarantee_of(
     """
     schedule, privacy = plan.weakest(), plan.privacy
     record, bound = privacy.unit == RECORD_UNIT, privacy.sensitivity_bound
-    evidence = ("tests/udp", "tests/flwr_privacy/accounting")
+    evidence = (
+        "tests of UDP: its clipping bounds, its noise, what clients charge",
+        "tests of the accountants against closed formulas and against each other",
+    )
     if schedule.noise == NONE:
         return Guarantee(
             scheme="udp",

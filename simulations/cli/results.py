@@ -50,12 +50,23 @@ def demo(
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or a privacy card.")],
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder of a run, or a privacy card; by default the newest card in "
+            "flwr-privacy-runs."
+        ),
+    ] = None,
 ) -> None:
     """Recompute the epsilon of a run from its privacy card alone."""
     from flwr_privacy.privacy.card import PrivacyCard
+    from flwr_privacy.strategies.state.card_folder import newest_card
 
-    path = RunFolder(run).card_path if run.is_dir() else run
+    if run is None:
+        path = newest_card()
+        typer.echo(f"card: {path}")
+    else:
+        path = RunFolder(run).card_path if run.is_dir() else run
     if not path.is_file():
         raise InvalidParameterError("run", str(run), "the folder of a run with a privacy-card.json")
     card = PrivacyCard.from_json(path.read_bytes())

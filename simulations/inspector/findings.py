@@ -1,9 +1,10 @@
 """Says what an app is, and what a scheme will take from it, refuse or pass on unprotected."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .app_folder import AppFolder
+from .arrays import Arrays, InitialArray
 from .client_change import REPLACED_MODS, replaced_mods
 from .client_half import NUMPY, ClientHalf, client_half
 from .server_change import METRICS_FUNCTIONS
@@ -12,7 +13,9 @@ from .source import Source, keyword_of
 from .unfit import own_start
 from .wraps import Wrap
 
-__all__ = ["described", "losses"]
+__all__ = ["described", "losses", "of_arrays"]
+
+_MOST_ARRAYS = 12  # in a line
 
 LEGACY_NAMES = {
     "fit_metrics_aggregation_fn": "train_metrics_aggr_fn",
@@ -48,6 +51,32 @@ def losses(app: AppFolder, wrap: Wrap) -> list[str]:
         *_of_messages(app, server, client, wrap),
         *_of_start(server, wrap),
     ]
+
+
+def of_arrays(found: Arrays | str, wrap: Wrap) -> list[str]:
+    """Return which arrays are released, kept back or look like statistics, as lines."""
+    if isinstance(found, str):
+        return [f"arrays: not known: {found}"]
+    released = found.released(keeps_statistics=wrap.keeps_statistics)
+    kept = found.kept(keeps_statistics=wrap.keeps_statistics)
+    weights = sum(array.size for array in released)
+    lines = [f"arrays released: {_named(released)} ({weights:,} weights)"]
+    if kept and (wrap.spends or wrap.keeps_statistics or not wrap.sends_metrics):
+        lines.append(f"arrays kept back, the model keeps the server's values: {_named(kept)}")
+    if found.suspected:
+        lines.append(
+            f"arrays that look like running statistics: {', '.join(found.suspected)}"
+            + ("; the change keeps them back" if wrap.keeps_statistics else "; they are averaged")
+        )
+    return lines
+
+
+def _named(arrays: Sequence[InitialArray]) -> str:
+    """Return arrays with their shapes; of many, the first and the last."""
+    texts = [f"{a.name} {'x'.join(map(str, a.shape)) or '1'}" for a in arrays]
+    if len(texts) > _MOST_ARRAYS:
+        texts = [*texts[: _MOST_ARRAYS - 2], f"... {len(texts)} in all ...", texts[-1]]
+    return ", ".join(texts) or "none"
 
 
 def _kind(app: AppFolder) -> str:

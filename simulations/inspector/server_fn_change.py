@@ -187,7 +187,12 @@ def _returned(
                 isinstance(target, ast.Name) and target.id == wanted for target in node.targets
             ):
                 statement, config = node, node.value
-    if not isinstance(strategy, ast.Name) or not isinstance(config, ast.Call):
+    made_config = isinstance(config, ast.Call) and source.dotted(config.func)
+    if (
+        not isinstance(strategy, ast.Name)
+        or not isinstance(config, ast.Call)
+        or not str(made_config).endswith(".ServerConfig")
+    ):
         raise UnfitError(
             f"strategy and config are not found: {source.line(returns[0])}",
             ["write strategy = FedAvg(...), config = ServerConfig(...) before it", PAGE],

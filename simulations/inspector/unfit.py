@@ -71,7 +71,11 @@ def check_fits(app: AppFolder, wrap: Wrap) -> None:
         raise UnfitError(
             "the app makes no strategy: its server sends the messages itself"
             f"{said}. A scheme is a strategy, and has none to take the place of",
-            [f"these lines send messages: {line}" for line in lines],
+            [
+                *(f"this line sends messages: {line}" for line in lines),
+                "write the rounds as a Flower strategy; where the clients have columns of the same "
+                "records, look at --scheme fedvs",
+            ],
         )
     if len(server.strategies) > 1:
         raise UnfitError(

@@ -86,6 +86,8 @@ class RunFolder:
         InvalidParameterError
             If the folder already holds a run or cannot be written, or a value is not allowed.
         """
+        from .effect import without_effect  # late: it brings the schemes
+
         summary = {
             "status": "created",
             "engine": check_choice("engine", engine, ENGINES),
@@ -105,7 +107,8 @@ class RunFolder:
             if any(file.exists() for file in kept):
                 raise FileExistsError
             with run.settings_path.open("x", encoding="utf-8") as file:
-                file.write(settings.to_toml())
+                # What has no effect is not recorded as if it had.
+                file.write(settings.to_toml(without=without_effect(settings)))
             run.metrics_path.touch(mode=PRIVATE)
         except FileExistsError as error:
             allowed = "a folder that holds no run yet (this one does, or is a file)"

@@ -8,6 +8,7 @@ from typing import Any
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.stragglers import StragglerModel
 
+from .effect import without_effect
 from .run_folder import RunFolder
 from .run_settings import Settings
 
@@ -28,14 +29,19 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def flat_settings(settings: Settings) -> dict[str, Any]:
-    """Return what is set, with dotted keys; where the data lies is left out.
+    """Return what is set and has an effect, with dotted keys; where the data lies is left out.
 
     Examples
     --------
     >>> flat_settings(Settings())["partition.kind"]
     'iid'
     """
-    flat = _flat(asdict(replace(settings, data_root=None)))
+    idle = without_effect(settings)
+    flat = {
+        key: value
+        for key, value in _flat(asdict(replace(settings, data_root=None))).items()
+        if idle.keys().isdisjoint((key, key.partition(".")[0]))
+    }
     return flat if settings.secure_sum is None else {**flat, "secure_sum": True}
 
 
@@ -85,7 +91,10 @@ def _keys(tables: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _usual(values: Sequence[Any], key: str) -> Any:
     # What more than half of the runs have. What half of them leave unset is at its default where
-    # it is in use at all.
+    # it is in use at all; if all that use it have one value, it tells nothing apart.
+    used = [value for value in values if value is not None]
+    if key.startswith("training.") and len(set(map(str, used))) == 1:
+        return used[0]
     if 2 * values.count(None) >= len(values):
         return _DEFAULTS.get(key)
     most = max(values, key=values.count)

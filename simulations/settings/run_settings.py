@@ -5,7 +5,7 @@ lists), and the run folder keeps it.
 """
 
 import tomllib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
@@ -183,9 +183,16 @@ class Settings:
                 check_integer(name, getattr(self, name), minimum=1)
         check_number("fraction_evaluate", self.fraction_evaluate, minimum=0, maximum=1)
 
-    def to_toml(self) -> str:
-        """Return the settings as TOML; what is unset is left out."""
-        return tomli_w.dumps(_without_none(asdict(self)))
+    def to_toml(self, *, without: Iterable[str] = ()) -> str:
+        """Return the settings as TOML; what is unset is left out, and so are some dotted keys."""
+        table = asdict(self)
+        for key in without:
+            *path, last = key.split(".")
+            within: Any = table
+            for part in path:
+                within = within[part]
+            del within[last]
+        return tomli_w.dumps(_without_none(table))
 
     @classmethod
     def from_toml(cls, text: str) -> "Settings":
