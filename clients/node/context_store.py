@@ -174,7 +174,7 @@ def _data_set(config: Mapping[str, Any], client_id: str, *, simulated: bool) -> 
         return client_id
     data_set = check_client_id(str(name), parameter=_DATA_SET)
     # One environment serves all simulated clients, and each of them has data of its own.
-    return f"{data_set}.{client_id}" if simulated and own is None else data_set
+    return f"{data_set}@{client_id}" if simulated and own is None else data_set
 
 
 def policy_of(context: Context) -> Policy:

@@ -110,7 +110,7 @@ def test_the_operators_environment_names_the_data_set_of_an_app(
         store({**config, "privacy-data-set": "x"})
     for client in ("3", "4"):  # one environment for all of them
         simulated = {**config, SIMULATED: True, "client-id": client}
-        assert store(simulated).ledger.data_set == f"images.{client}"
+        assert store(simulated).ledger.data_set == f"images@{client}"
         assert store({**simulated, "privacy-data-set": "images"}).ledger.data_set == "images"
     monkeypatch.setenv(DATA_SET_VARIABLE, "../images")
     with pytest.raises(InvalidParameterError, match=r"privacy-data-set = '../images'"):
