@@ -19,6 +19,8 @@ __all__ = [
     "PartitionSettings",
     "Settings",
     "TrainingSettings",
+    "flat_settings",
+    "flat_table",
     "parse_assignments",
     "with_scheme_parameters",
 ]
@@ -285,6 +287,29 @@ def _table(within: dict[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise InvalidParameterError(key, table, "a table of settings")
     return table
+
+
+def flat_settings(settings: Settings) -> dict[str, Any]:
+    """Return what is set, with dotted keys; where the data lies is left out.
+
+    Examples
+    --------
+    >>> flat_settings(Settings())["partition.kind"]
+    'iid'
+    """
+    flat = flat_table(asdict(replace(settings, data_root=None)))
+    return flat if settings.secure_sum is None else {**flat, "secure_sum": True}
+
+
+def flat_table(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table without tables in it: dotted keys, and nothing that is None."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat.update(flat_table(value, f"{prefix}{key}."))
+        elif value is not None:
+            flat[prefix + key] = value
+    return flat
 
 
 def _updated(settings: Any, values: Mapping[str, Any], prefix: str) -> Any:
