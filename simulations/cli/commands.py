@@ -13,14 +13,14 @@ from .deployed import deploy
 from .ledger import ledger
 from .nodes import doctor, executor, key, node
 from .research import attack, best_rounds, calibrate, experiment, reliability, replication
-from .results import compare, demo, verify
+from .results import demo, report, verify
 from .state import state
 from .training import run
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Federated learning schemes for Flower: train, compare and check them.",
+    help="Federated learning schemes for Flower: train, report and check them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,7 +36,7 @@ for command in (
         check,
         run,
         deploy,
-        compare,
+        report,
         demo,
         calibrate,
         best_rounds,
@@ -67,7 +67,7 @@ def main() -> None:
 def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Federated learning schemes for Flower: train, compare and check them."""
+    """Federated learning schemes for Flower: train, report and check them."""
     if show:
         typer.echo(__version__)
         raise typer.Exit
