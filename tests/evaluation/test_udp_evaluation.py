@@ -33,7 +33,7 @@ from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.strategies import UDP, PrivateEvaluation, RecordLevel
 from flwr_privacy.strategies.requests.instruction import noting
-from flwr_privacy.udp import UDPNoisePlan
+from flwr_privacy.udp import UDPNoisePlan, UDPPlan
 from flwr_privacy.wire.fields import write
 
 
@@ -197,6 +197,18 @@ def test_a_part_of_the_clients_evaluates_and_nobody_more_often_than_planned(
         phases = [entry.question.phase for entry in entries_of(tmp_path, i)]
         assert phases.count("evaluate") <= planned
     assert result.guarantee.spent <= 3.0
+
+
+def test_who_was_asked_as_often_as_planned_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would pay with what is there for its trainings."""
+    monkeypatch.setattr(UDPPlan, "evaluations", property(lambda plan: 2))
+    strategy = make(UDP, epsilon=3.0, evaluation="private")
+    run_strategy(strategy, app(), num_rounds=5, state=tmp_path)
+    for i in range(4):
+        phases = [entry.question.phase for entry in entries_of(tmp_path, i)]
+        assert (phases.count("evaluate"), phases.count("train")) == (2, 5)
 
 
 @pytest.mark.parametrize("noise", ["gdp_fixed", "gdp"])
