@@ -1,7 +1,7 @@
 """Computes the noise of a training under central DP from its budget."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -140,7 +140,7 @@ class CentralDPNoisePlan:
     @cached_property
     def noise_multiplier(self) -> float:
         """Noise multiplier of a round, for the update and the count as one release."""
-        z = partial(noise_multiplier, **self._budget, releases=self.releases)
+        z = partial(self._least_noise, releases=self.releases)
         if self.sampling_rate == 1:
             return z() / math.sqrt(1 - self.evaluation_share)
         beside: tuple[Charge, ...] = ()
@@ -153,8 +153,7 @@ class CentralDPNoisePlan:
         """Noise multiplier of an evaluation; 0 where there is none."""
         if not self.evaluation_share:
             return 0.0
-        z = noise_multiplier(**self._budget, releases=self.evaluations)
-        return z / math.sqrt(self.evaluation_share)
+        return self._least_noise(releases=self.evaluations) / math.sqrt(self.evaluation_share)
 
     @property
     def update_noise_multiplier(self) -> float:
@@ -220,12 +219,13 @@ class CentralDPNoisePlan:
         )
 
     @property
-    def _budget(self) -> dict[str, float]:
-        """The budget without what is set aside for the grid."""
-        return {
-            "epsilon": self.epsilon - self._set_aside,
-            "delta": self.delta * math.exp(-self._set_aside),
-        }
+    def _least_noise(self) -> Callable[..., float]:
+        """`noise_multiplier` for the budget without what is set aside for the grid."""
+        return partial(
+            noise_multiplier,
+            epsilon=self.epsilon - self._set_aside,
+            delta=self.delta * math.exp(-self._set_aside),
+        )
 
     @property
     def _set_aside(self) -> float:
