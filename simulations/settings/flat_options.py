@@ -4,9 +4,9 @@
 which object takes a key follows from the fields of the dataclasses.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from flwr_privacy.acfl.options import (
     DataBounds,
@@ -172,7 +172,7 @@ def keywords_of(kind: type[SchemeStrategy], values: Mapping[str, Any]) -> dict[s
     InvalidParameterError
         If a key is unknown, or the value of an option is not allowed.
     """
-    given, known = dict(values), flat_keys(kind)
+    given, known = _listed(kind, values), flat_keys(kind)
     for key in given:
         if key not in known and key not in _choices(kind):
             raise KeywordError(kind.__name__, key, nearest(key, known))
@@ -183,6 +183,23 @@ def keywords_of(kind: type[SchemeStrategy], values: Mapping[str, Any]) -> dict[s
         if key not in {field.name for field in fields(kind)}:
             raise KeywordError(kind.__name__, key, _elsewhere(kind, key))
     return {**given, **chosen}
+
+
+def _listed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters in which one name stands for the list of it, where lists of names go."""
+    lists = {name for name, hint in get_type_hints(kind).items() if Sequence[str] in _parts(hint)}
+    listed = dict(values)
+    for name in lists & values.keys():
+        value = values[name]
+        if isinstance(value, str):
+            listed[name] = [value]
+        elif value is not None and not isinstance(value, list | tuple):
+            raise InvalidParameterError(name, value, "names, as 1.bias,3.bias")
+    return listed
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return (hint, *get_args(hint))
 
 
 def _choices(kind: type) -> dict[str, _Choice]:

@@ -146,7 +146,9 @@ def test_a_tree_waits_for_as_many_clients_as_it_has_leaves() -> None:
 
 @pytest.mark.parametrize(("nodes", "clients"), [(6, None), (1, 6), (1, 3)])
 def test_a_client_without_a_leaf_is_refused_before_a_round(nodes: int, clients: int | None) -> None:
-    message = rf"fanouts = '2,2': .* {clients or nodes} clients, such as fanouts=[23].*; .* 4 leaves"
+    message = (
+        rf"fanouts = '2,2': .* {clients or nodes} clients, such as fanouts=[23].*; .* 4 leaves"
+    )
     with pytest.raises(InvalidParameterError, match=message):
         run_strategy(make(M2FDP, fanouts=(2, 2), clients=clients), app_of(stay), nodes=nodes)
 
