@@ -388,7 +388,7 @@ def _is_finite(value: float | Real) -> bool:
 
 def _range(minimum: float | None, maximum: float | None) -> str:
     if minimum == math.ulp(0.0):  # the least float
-        return " above 0" if maximum is None else f" above 0 and up to {maximum}"
+        return " above 0" if maximum is None else f" from above 0 to {maximum}"
     if minimum is not None and maximum is not None:
         return f" from {minimum} to {maximum}"
     if minimum is not None:
