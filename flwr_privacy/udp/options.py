@@ -316,8 +316,12 @@ class Discounting(_Validated):
     validation : callable or ClientLosses
         Where the validation loss comes from: a function on the server, from the round and the model
         to its loss on public data (round 0 is the model to start from); or all clients.
-    beta, zeta, patience
-        As in `flwr_privacy.udp.Discounted`; 0.9, 0.001 and 1 by default.
+    beta : float, default 0.9
+        Discounting factor of the rounds to come, between 0 and 1.
+    zeta : float, default 0.001
+        Least improvement of the loss, at least 0.
+    patience : int, default 1
+        Rounds in a row without that improvement until the rounds are discounted.
 
     Raises
     ------

@@ -14,6 +14,7 @@ from flwr_privacy.errors import FlwrPrivacyError, check_choice
 from .check import check
 from .deployed import deploy
 from .ledger import ledger
+from .listing import ListingCommand
 from .nodes import doctor, executor, key, node
 from .research import attack, best_rounds, calibrate, experiment, reliability, replication
 from .results import compare, demo, verify
@@ -70,7 +71,8 @@ for command in (
     ),
     *(executor, key, doctor, reliability),
 ):
-    app.command(epilog=EXIT_CODES)(command)
+    listed = command in (run, deploy)
+    app.command(epilog=EXIT_CODES, cls=ListingCommand if listed else None)(command)
 for name, group in (("ledger", ledger), ("state", state), ("node", node)):
     app.add_typer(group, name=name, cls=Commands)
 

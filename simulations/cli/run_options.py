@@ -31,18 +31,12 @@ __all__ = [
 Scheme = Annotated[
     str | None,
     typer.Option(
-        help="Scheme: fedavg (default), udp, msp, mspdq, central-dp, acfl, m2fdp, fedvs or a "
-        "baseline."
+        help="Scheme or baseline, by default fedavg; all of them are listed below. With --help: "
+        "the parameters of the scheme."
     ),
 ]
 Task = Annotated[
-    str | None,
-    typer.Option(
-        help="Task: digits-mlp (default), digits-linear, mnist-mlp, mnist-cnn, fashion-cnn, "
-        "cifar10-cnn, adult-linear, digits-svm, fashion-svm; for acfl digits-rff, mnist-rff or "
-        "fashion-rff; for fedvs digits-rows, fashion-rows, mfeat-views, credit, parkinsons or "
-        "breast-cancer."
-    ),
+    str | None, typer.Option(help="Task, by default digits-mlp; all of them are listed below.")
 ]
 Rounds = Annotated[int | None, typer.Option(help="Learning rounds; by default 10.")]
 Seed = Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")]

@@ -47,7 +47,7 @@ def run(
     rounds: Rounds = None,
     partition: Annotated[
         str | None,
-        typer.Option(help="Split of the data: iid (default), dirichlet, shards or labels."),
+        typer.Option(help="Split of the data, by default iid; all kinds are listed below."),
     ] = None,
     seed: Seed = None,
     data_root: DataRoot = None,

@@ -25,7 +25,15 @@ __all__ = [
     "with_scheme_parameters",
 ]
 
-PARTITIONS = ("iid", "dirichlet", "shards", "labels", "label-sets")
+PARTITIONS = {
+    "iid": "evenly at random (default)",
+    "dirichlet": "label shares from a Dirichlet law with partition.alpha, by default 0.5",
+    "shards": "label-sorted shards, partition.shards of them per client, by default 2",
+    "labels": "partition.labels labels per client, by default 2",
+    "label-sets": "the same with another set of labels for each client, each label equally often",
+}
+"""The kinds of partition, with one line for `--help`."""
+
 SIZED = ("iid", "label-sets")
 """The partitions in which clients may be given sizes."""
 
