@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from apps import model_of, run_strategy
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from record_models import records
 from torch.utils.data import (
     BatchSampler,
@@ -16,6 +18,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from flwr_privacy.clients import UDPClientApp
 from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
 from flwr_privacy.clients.node.rehearsal import rehearsed
 from flwr_privacy.clients.torch import (
@@ -30,6 +33,7 @@ from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.pipeline.mechanism import NoFactsError
 from flwr_privacy.pipeline.operator_checks import warn_once
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.strategies import UDP, LoopOptions, RecordLevel
 
 FEATURES, LABELS = records(shape=(6,))
 PAIRS = TensorDataset(torch.tensor(FEATURES), torch.tensor(LABELS))
@@ -146,3 +150,40 @@ def test_a_record_that_is_unlike_the_others_fails_as_the_apps_own_reading_would(
             stepped(records_given)
         with pytest.raises(NoFactsError):
             rehearsed("train", lambda given=records_given: stepped(given), lambda: None)
+
+
+def record_level(*given: Any) -> tuple[dict[str, Any], list[int]]:
+    """Train two rounds at record level; return the model and how often each client was charged."""
+    app = UDPClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        own = model()
+        own.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        train_per_record(own, *given)
+        content = {"arrays": ArrayRecord(own.state_dict()), "metrics": MetricRecord({"n": 1})}
+        return Message(RecordDict(content), reply_to=message)
+
+    strategy = UDP(
+        privacy=RecordLevel(epsilon=8.0, learning_rate=0.5),
+        weighted_by_key="n",
+        loop=LoopOptions(seed=1, experiment_id="e"),
+    )
+    arrays = ArrayRecord(model().state_dict())
+    result = run_strategy(strategy, app, arrays=arrays, num_rounds=2, insecure_seed=3)
+    charged = [line["charged"] for line in result.history]
+    return model_of(result.arrays), charged
+
+
+def test_a_loader_trains_and_is_charged_under_a_scheme_as_its_arrays_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected, charged = record_level(FEATURES, LABELS)
+    for form in ("tensors", "shuffled"):
+        found, also = record_level(*FORMS[form])
+        assert also == charged
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, expected[name])
+    assert charged == [0, 4, 8]
+    assert record_level(DataLoader(PAIRS, batch_size=4, drop_last=True))[1] == [0, 0, 0]
+    assert "features = 'a DataLoader with drop_last=True': expected every record" in caplog.text
