@@ -9,10 +9,10 @@ RUN = ("run", "--engine", "inline", "--task", "digits-linear", "--clients", "10"
 
 
 def test_runs_a_comparison_and_a_check(command: Command, tmp_path: Path) -> None:
-    # A typing error costs nothing: it is named, with exit code 2, and there is no folder.
+    # A typing error costs nothing: the nearest name, exit code 2, and no folder.
     wrong = command(*RUN, "--scheme", "udp", "--set", "epsilom=8", "--out", "runs/wrong")
     assert wrong.returncode == 2
-    assert "epsilom" in wrong.stderr
+    assert "nearest: 'epsilon'" in wrong.stderr
     assert "Traceback" not in wrong.stderr
     assert not (tmp_path / "runs" / "wrong").exists()
 
@@ -32,7 +32,7 @@ def test_runs_a_comparison_and_a_check(command: Command, tmp_path: Path) -> None
     assert verified.returncode == 0, verified.stderr
     assert "30 charged, 30 answered" in verified.stdout
 
-    compared = command("compare", "runs/even", "runs/skewed", "runs/udp", "--out", "runs/report")
+    compared = command("report", "runs/even", "runs/skewed", "runs/udp", "--out", "runs/report")
     assert compared.returncode == 0, compared.stderr
     report = Path(compared.stdout.partition("report: ")[2].strip())
     assert "<html" in (tmp_path / report).read_text()
