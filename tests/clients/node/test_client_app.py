@@ -255,3 +255,14 @@ def test_a_scheme_that_is_not_the_first_mod_is_refused_at_the_hello() -> None:
     with pytest.raises(ProtocolError, match=r"before all mods of its own .*KeyError: 'arrays'"):
         run_strategy(UDP(privacy=UserLevel()), message_app([needing_arrays, as_mod(UDPClient)]))
     assert run_strategy(UDP(privacy=UserLevel()), message_app([as_mod(UDPClient), needing_arrays]))
+
+
+def test_mods_of_flowers_strategies_behind_a_scheme_are_refused_at_the_hello(tmp_path: Any) -> None:
+    text = "hello: .*'fixedclipping_mod': .*leave it out; UDP and CentralDP clip"
+    for app in (
+        message_app([as_mod(UDPClient), quiet, mod.fixedclipping_mod]),
+        functions(ClientApp(mods=[as_mod(UDPClient)]), [quiet, mod.fixedclipping_mod]),
+    ):
+        with pytest.raises(ProtocolError, match=text):
+            run_strategy(UDP(privacy=UserLevel()), app, state=tmp_path)
+    assert not list(tmp_path.glob("*.ledger"))
