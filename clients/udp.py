@@ -9,15 +9,11 @@ from typing import ClassVar
 
 from flwr_privacy.clients.certificates.per_record_loss import asked_loss
 from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
-from flwr_privacy.clients.node.base import Evaluate, SchemeClient, Train
+from flwr_privacy.clients.node.base import Evaluate, Train
 from flwr_privacy.clients.node.client_app import SchemeClientApp
-from flwr_privacy.clients.node.private_evaluation import (
-    evaluation_sum,
-    is_private,
-    private_evaluation,
-)
+from flwr_privacy.clients.node.private_evaluation import EvaluatingClient, is_private
 from flwr_privacy.clients.node.rehearsal import rehearsed
-from flwr_privacy.pipeline.mechanism import Answer, Facts, Release
+from flwr_privacy.pipeline.mechanism import Facts, Release
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, UDPTerms
@@ -30,7 +26,7 @@ __all__ = ["UDPClient", "UDPClientApp"]
 logger = logging.getLogger("flwr.privacy")
 
 
-class UDPClient(SchemeClient):
+class UDPClient(EvaluatingClient):
     """Client half of `flwr_privacy.strategies.UDP` (Wei et al., algorithms 1 and 2).
 
     At user level it goes around any training. At record level the training must call
@@ -55,7 +51,6 @@ class UDPClient(SchemeClient):
     scheme: ClassVar[str] = "udp"
     guarantees_dp: ClassVar[bool] = True
     sums: ClassVar[str] = "may"
-    sums_evaluations: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = True
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
@@ -76,7 +71,7 @@ class UDPClient(SchemeClient):
     def release_of_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Release:
         """Return the release of what the client says of a model: counts, or a loss."""
         if is_private(fields):
-            return private_evaluation(fields, evaluate)
+            return super().release_of_evaluation(arrays, fields, evaluate)
         terms = records.read(LossTerms, fields)
         if terms.unit != RECORD_UNIT:
             return Release(mechanism=terms, work=lambda _, __: evaluate())
@@ -86,17 +81,8 @@ class UDPClient(SchemeClient):
             facts=lambda: _counted_losses(terms, evaluate),
         )
 
-    def answer_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Answer:
-        """Return the answer to an evaluation, with codes where it is counts that are released."""
-        if not is_private(fields):
-            return super().answer_evaluation(arrays, fields, evaluate)
-        release = self.release_of_evaluation(arrays, fields, evaluate)
-        return self._released(EVALUATE, arrays, fields, release)
-
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty sum of codes."""
-        if is_private(fields):
-            return evaluation_sum(fields)
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
         return records.read(UDPTerms, fields).accumulator(arrays)

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -45,8 +46,9 @@ class EvaluationRequest:
         Those of clients that have their own: another budget, and noise.
     without : collection of str
         Clients that are not asked. Under a secure sum it is those in the training's sum who are.
-    charges_all : collection of str, optional
-        Clients that are charged, asked or not; by default those that were asked.
+    charged : callable, optional
+        As of `Instruction`, where it is a secret who is asked and all clients are charged; by
+        default those that were asked.
     random : SecureRandom, optional
         The source of a trusted server's noise, where it adds the noise.
     """
@@ -54,7 +56,7 @@ class EvaluationRequest:
     terms: EvaluationTerms
     own: Mapping[str, EvaluationTerms] = field(default_factory=dict)
     without: Collection[str] = ()
-    charges_all: Collection[str] | None = None
+    charged: Callable[[RequestLog], set[str]] | None = None
     random: SecureRandom | None = None
 
     def sigmas(self, clients: Collection[str]) -> list[float]:
@@ -70,16 +72,13 @@ class EvaluationRequest:
             own=to_each({client: records.write(terms) for client, terms in self.own.items()}),
             accumulator=partial(self.terms.accumulator, {}),
             cost=self._cost,
-            charged=self._charged,
-            hidden=self.charges_all is not None,
+            charged=self.charged or (lambda asked: set(asked.released())),
+            hidden=self.charged is not None,
             released=self._released,
         )
 
     def _cost(self, client: str) -> Charge:
         return self.own.get(client, self.terms).charge()
-
-    def _charged(self, asked: RequestLog) -> set[str]:
-        return set(asked.released() if self.charges_all is None else self.charges_all)
 
     def _released(self, mean: WeightedMean | None) -> WeightedMean | None:
         if self.random is None:
@@ -107,7 +106,7 @@ class PrivateEvaluations:
         self._option = option
         self._request: EvaluationRequest | None = None
         self._told = False
-        self._dealt = 0  # the last round whose clients dealt for a second sum
+        self._trained_here = 0  # the last round that this run trained
         self.trained = False  # whether there is a new model to evaluate
 
     def due(self, server_round: int, *, rounds: int) -> bool:
@@ -116,18 +115,15 @@ class PrivateEvaluations:
 
     def used_up(self, planned: int) -> set[str]:
         """Return the clients that were charged for as many evaluations as are planned."""
-        counts: dict[str, int] = {}
-        for release in self._strategy.releases:
-            if release.phase == EVALUATE:
-                for client in release.clients:
-                    counts[client] = counts.get(client, 0) + 1
+        evaluations = (r for r in self._strategy.releases if r.phase == EVALUATE)
+        counts = Counter(client for release in evaluations for client in release.clients)
         return {client for client, count in counts.items() if count >= planned}
 
     def summed_next(self, instruction: Instruction, server_round: int, *, due: bool) -> Instruction:
         """Return a training's instruction; under a secure sum its clients deal for a second one."""
+        self._trained_here = server_round
         if not due or self._strategy.secure_sum is None:
             return instruction
-        self._dealt = server_round
         return replace(instruction, again=True)
 
     def configure(
@@ -141,6 +137,11 @@ class PrivateEvaluations:
         """Return the messages that ask clients to evaluate; none if nobody can be asked."""
         strategy, self._request = self._strategy, None
         if not self.trained:
+            return []
+        by_others = strategy.secure_sum is not None or request.random is not None
+        if by_others and self._trained_here != server_round:
+            # The secrets of its sums are gone, and a server's second noise is a second release.
+            logger.warning("the model of round %d is not evaluated after a restart", server_round)
             return []
         assigned = self._assigned(grid, server_round, request.without)
         clients = [client for names in assigned.values() for client in names]
@@ -162,7 +163,7 @@ class PrivateEvaluations:
         if not isinstance(total, EvaluationSum):
             return None
         # Where everybody is charged it is a secret who answered.
-        most = math.inf if request.charges_all is not None else float(len(total.clients))
+        most = math.inf if request.charged is not None else float(len(total.clients))
         sigmas = request.sigmas(total.clients)
         return MetricRecord(dict(estimated(total, request.terms, sigmas, most=most))) or None
 
@@ -177,10 +178,6 @@ class PrivateEvaluations:
                 minimum=strategy.min_evaluate_nodes,
                 without=set(without),
             )
-        if self._dealt != server_round:
-            # An earlier run trained this round: the secrets of its sums are gone.
-            logger.warning("the model of round %d is not evaluated after a restart", server_round)
-            return {}
         try:
             strategy.transport.go_on()
         except NotOpenedError as error:

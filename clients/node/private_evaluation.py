@@ -1,14 +1,17 @@
-"""A client's answer to a private evaluation, for every scheme that has one."""
+"""The client half of a private evaluation, for every scheme that has one."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import ClassVar
 
-from flwr_privacy.pipeline.mechanism import Release
+from flwr_privacy.errors import ProtocolError
+from flwr_privacy.pipeline.mechanism import Answer, Release
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.wire import fields as records
-from flwr_privacy.wire.message import Fields
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import EVALUATE, Fields
 
-__all__ = ["evaluation_sum", "is_private", "private_evaluation"]
+from .base import Evaluate, SchemeClient
+
+__all__ = ["EvaluatingClient", "is_private"]
 
 _NAMED = "accuracy"  # the entry that no other request has
 
@@ -18,22 +21,43 @@ def is_private(fields: Fields) -> bool:
     return _NAMED in fields
 
 
-def private_evaluation(fields: Fields, evaluate: Callable[[], Any]) -> Release:
-    """Return the release of a private evaluation.
+class EvaluatingClient(SchemeClient):
+    """Base of the client halves that answer private evaluations.
 
-    Raises
-    ------
-    ProtocolError, InvalidParameterError
-        If the request is unfit.
+    What is released, and what it protects: `flwr_privacy.evaluation.EvaluationTerms`.
     """
-    from flwr_privacy.evaluation.terms import EvaluationTerms  # late: most nodes are not asked
 
-    terms = records.read(EvaluationTerms, fields)
-    return Release(mechanism=terms, work=lambda _, __: evaluate())
+    sums_evaluations: ClassVar[bool] = True
 
+    def release_of_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Release:
+        """Return the release of what the client says of a model.
 
-def evaluation_sum(fields: Fields) -> WeightedMean:
-    """Return an empty sum of answers to a private evaluation."""
-    from flwr_privacy.evaluation.terms import EvaluationTerms  # late: most nodes are not asked
+        Raises
+        ------
+        ProtocolError, InvalidParameterError
+            If the request is none of a private evaluation, or unfit.
+        """
+        from flwr_privacy.evaluation.terms import EvaluationTerms  # late: most nodes are not asked
 
-    return records.read(EvaluationTerms, fields).accumulator({})
+        if not is_private(fields):
+            raise ProtocolError(
+                f"a client under the scheme '{self.scheme}' releases nothing of an evaluation but "
+                "noised counts: give the strategy evaluation=PrivateEvaluation(...)"
+            )
+        terms = records.read(EvaluationTerms, fields)
+        return Release(mechanism=terms, work=lambda _, __: evaluate())
+
+    def answer_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Answer:
+        """Return the answer to an evaluation, with its codes."""
+        if not is_private(fields):
+            return super().answer_evaluation(arrays, fields, evaluate)
+        release = self.release_of_evaluation(arrays, fields, evaluate)
+        return self._released(EVALUATE, arrays, fields, release)
+
+    def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
+        """Return an empty sum of answers; of evaluations, where they are private."""
+        if not is_private(fields):
+            return super().accumulator(phase, arrays, fields)
+        from flwr_privacy.evaluation.terms import EvaluationTerms  # late: most nodes are not asked
+
+        return records.read(EvaluationTerms, fields).accumulator({})

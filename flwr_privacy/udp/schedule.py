@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from flwr_privacy.accounting import Charge, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
@@ -132,19 +132,16 @@ class UDPNoisePlan:
     @cached_property
     def noise_multiplier(self) -> float:
         """Noise over the sensitivity: in every round, or where `spends` in the first one."""
-        sound = {"epsilon": self._epsilon, "delta": self._delta}
+        sound = partial(noise_multiplier, epsilon=self._epsilon, delta=self._delta)
         if self.noise == NONE:
             return 0.0
         if self.noise == PAPER:
             return sigma_paper(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
         if self.noise == PLD_SECRET:
-            return noise_multiplier(
-                **sound, releases=self.rounds, sampling=self.q, accountant="pld"
-            )
+            return sound(releases=self.rounds, sampling=self.q, accountant="pld")
         if self.spends:
             return math.sqrt(self._to_come(self.rounds) / self._budget) * _MARGIN
-        z = noise_multiplier(
-            **sound,
+        z = sound(
             releases=self.releases,
             sampling=self.sampling_rate,
             accountant="gdp" if self.sampling_rate == 1 else "rdp",

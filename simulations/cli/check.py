@@ -8,8 +8,6 @@ import typer
 
 __all__ = ["check"]
 
-DEFAULT_CLIENTS = 4
-
 
 def check(
     app: Annotated[Path, typer.Argument(help="Folder of the Flower app, with a pyproject.toml.")],
@@ -35,8 +33,8 @@ def check(
     clients: Annotated[
         int | None,
         typer.Option(
-            help="Number of clients, for the forecast and m2fdp's tree; by default "
-            f"{DEFAULT_CLIENTS}."
+            help="Number of clients, for the forecast and m2fdp's tree; by default that of the "
+            "app's federation, or the fewest with which its server begins."
         ),
     ] = None,
 ) -> None:
@@ -45,41 +43,28 @@ def check(
     Exit code 8: the scheme does not fit the app, with the reason and what to change by hand.
     """
     from flwr_privacy.simulations.inspector.app_folder import AppFolder
-    from flwr_privacy.simulations.inspector.arrays import Arrays, arrays_of
-    from flwr_privacy.simulations.inspector.change import change_of
-    from flwr_privacy.simulations.inspector.findings import described, losses, of_arrays
-    from flwr_privacy.simulations.inspector.foresight import forecast_of
-    from flwr_privacy.simulations.inspector.unfit import UnfitError, check_fits
-    from flwr_privacy.simulations.inspector.wraps import BRING_THEIR_CLIENT, Options, wrap_of
+    from flwr_privacy.simulations.inspector.findings import described, of_arrays
+    from flwr_privacy.simulations.inspector.inspection import inspect_app
+    from flwr_privacy.simulations.inspector.wraps import Options, check_scheme
 
-    logging.getLogger("flwr.privacy").setLevel(logging.ERROR)  # the forecast is printed once
-    number = DEFAULT_CLIENTS if clients is None else clients
-    options = Options(secure_sum=secure_sum, epsilon=epsilon, delta=delta, clients=number)
-    inspected = AppFolder.read(app)
-    wrap = None if scheme in BRING_THEIR_CLIENT else wrap_of(scheme, options)
-    for line in described(inspected):
+    logging.getLogger("flwr.privacy").setLevel(logging.ERROR)  # the forecast is printed below
+    options = Options(secure_sum=secure_sum, epsilon=epsilon, delta=delta, clients=clients)
+    check_scheme(scheme, options)
+    read = AppFolder.read(app)
+    for line in described(read):
         typer.echo(line)
-    if wrap is None:
-        raise UnfitError(BRING_THEIR_CLIENT[scheme])
-    check_fits(inspected, wrap)
-    found: Arrays | str = "--no-run: nothing of the app was run" if no_run else arrays_of(inspected)
-    if isinstance(found, Arrays):
-        wrap = wrap.keeping_back(found.suspected)
-    for line in of_arrays(found, wrap):
+    found = inspect_app(read, scheme, options, run=not no_run)
+    for line in of_arrays(found.found, found.wrap):
         typer.echo(line)
-    change = change_of(inspected, wrap)
-    typer.echo(f"\nwith {scheme}:")
-    for line in losses(inspected, wrap):
+    typer.echo(f"\nwith {scheme} and {found.clients} clients:")
+    for line in (*found.losses, *([found.forecast] if found.forecast else ())):
         typer.echo(f"- {line}")
-    if isinstance(found, Arrays) and (forecast := forecast_of(wrap, found, clients=number)):
-        said = "" if clients is not None else f" (with {number} clients; --clients changes that)"
-        typer.echo(f"- {forecast}{said}")
-    if change.empty:
+    if found.change.empty:
         typer.echo(f"\nthe app has {scheme} already: nothing to change")
         return
-    typer.echo(f"\n{change.diff()}")
+    typer.echo(f"\n{found.change.diff()}")
     if apply:
-        change.apply()
-        typer.echo(f"applied: {len(change.texts)} files are changed")
+        found.change.apply()
+        typer.echo(f"applied: {len(found.change.texts)} files are changed")
     else:
         typer.echo("nothing is changed yet: --apply makes this change")

@@ -157,9 +157,11 @@ def with_imports(
         else:
             edits.append(line_of(source, node))
     if block and last is not None:
-        edits.append(Edit(*[source.span(last)[1]] * 2, f"\n{block}"))
+        end = source.span(last)[1]
+        edits.append(Edit(end, end, f"\n{block}"))
     elif block:
-        edits.append(Edit(*[_top(source)] * 2, f"{block}\n"))
+        top = _top(source)
+        edits.append(Edit(top, top, f"{block}\n"))
     return changed(source, edits)
 
 

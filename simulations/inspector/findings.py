@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from .app_folder import AppFolder
 from .arrays import Arrays, InitialArray
-from .client_change import REPLACED_MODS, replaced_mods
-from .client_half import NUMPY, ClientHalf, client_half
+from .client_change import replaced_mods
+from .client_half import NUMPY, REPLACED_MODS, ClientHalf, client_half
 from .server_change import METRICS_FUNCTIONS
 from .server_half import ServerHalf, server_half
 from .source import Source, keyword_of
@@ -139,14 +139,19 @@ def _of_evaluations(server: ServerHalf, client: ClientHalf, wrap: Wrap) -> Itera
         wanted = given.value if isinstance(given, ast.Constant) else 1.0
         if not isinstance(wanted, int | float) or isinstance(wanted, bool):
             wanted = 1.0
-        asked = wrap.build(fraction_evaluate=min(1.0, max(0.0, float(wanted)))).fraction_evaluate
+        built = wrap.build(fraction_evaluate=min(1.0, max(0.0, float(wanted))))
         evaluates = client.kind == NUMPY or any(
             f.message_type == "evaluate" for f in client.functions
         )
-        if wanted and not asked and evaluates:
+        if wanted and not built.fraction_evaluate and evaluates:
             yield (
-                f"the clients are not asked to evaluate: what they say of their data is not part "
-                f"of {wrap.scheme}; an evaluate_fn on the server works as before"
+                "the clients are not asked to evaluate; evaluate_fn on the server works as before"
+                + (
+                    ". evaluation=PrivateEvaluation() of the strategy asks them for noised counts, "
+                    "from the same budget"
+                    if hasattr(built, "evaluation")
+                    else ""
+                )
             )
 
 

@@ -5,7 +5,7 @@ records the charges that the privacy card shows.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -410,9 +410,13 @@ class UDP(SchemeStrategy):
         without = self._without_budget()
         if evaluations is not None and plan.evaluations is not None:
             without |= evaluations.used_up(plan.evaluations)
+        terms = plan.evaluation_terms(honest=honest)
+        own = {client: plan.evaluation_terms(client) for client in self.privacy.named()}
+        # One grid for all, the finest that one of them needs: their codes are added up.
+        grid = min(each.grid for each in (terms, *own.values()))
         return EvaluationRequest(
-            terms=plan.evaluation_terms(honest=honest),
-            own={client: plan.evaluation_terms(client) for client in self.privacy.named()},
+            terms=replace(terms, grid=grid),
+            own={client: replace(each, grid=grid) for client, each in own.items()},
             without=without,
         )
 

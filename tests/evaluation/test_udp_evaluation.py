@@ -30,10 +30,12 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.simulations.app.server_app import build_strategy
 from flwr_privacy.simulations.engines.inline import Fault
+from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.strategies import UDP, PrivateEvaluation, RecordLevel
 from flwr_privacy.strategies.requests.instruction import noting
-from flwr_privacy.udp import UDPNoisePlan
+from flwr_privacy.udp import UDPNoisePlan, UDPPlan
 from flwr_privacy.wire.fields import write
 
 
@@ -199,6 +201,28 @@ def test_a_part_of_the_clients_evaluates_and_nobody_more_often_than_planned(
     assert result.guarantee.spent <= 3.0
 
 
+def test_who_was_asked_as_often_as_planned_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would pay with what is there for its trainings."""
+    monkeypatch.setattr(UDPPlan, "evaluations", property(lambda plan: 2))
+    strategy = make(UDP, epsilon=3.0, evaluation="private")
+    run_strategy(strategy, app(), num_rounds=5, state=tmp_path)
+    for i in range(4):
+        phases = [entry.question.phase for entry in entries_of(tmp_path, i)]
+        assert (phases.count("evaluate"), phases.count("train")) == (2, 5)
+
+
+class Noted(UDP):
+    """Notes the grids that clients are told."""
+
+    def put(self, server_round: int, phase: str, *rest: Any, **options: Any) -> Any:
+        if phase == "evaluate":
+            told = [rest[-1].fields, *(record["flwr-privacy"] for record in rest[-1].own.values())]
+            self.__dict__.setdefault("grids", set()).update(fields["grid"] for fields in told)
+        return super().put(server_round, phase, *rest, **options)
+
+
 @pytest.mark.parametrize("noise", ["gdp_fixed", "gdp"])
 def test_clients_with_budgets_of_their_own_keep_them(noise: str, tmp_path: Path) -> None:
     budgets = {"0": 1.0, "1": 2.0, "2": 4.0, "3": 8.0}
@@ -210,6 +234,19 @@ def test_clients_with_budgets_of_their_own_keep_them(noise: str, tmp_path: Path)
         assert spent(charges, delta=1e-5) == pytest.approx(epsilon, rel=1e-6)
     assert len(result.evaluate_metrics_clientapp) == 4
     assert strategy.card(final=True).verify()
+
+
+def test_clients_with_budgets_of_their_own_have_one_grid() -> None:
+    """One with little noise needs a fine grid, and codes of two grids cannot be added up."""
+    options: dict[str, Any] = {"noise": "gdp_fixed", "evaluation": "private", "share": 0.5}
+    alike = make(Noted, epsilon=dict.fromkeys("0123", 1e9), **options)
+    metrics = run_strategy(alike, numpy_app()).evaluate_metrics_clientapp[3]
+    assert metrics["accuracy"] == pytest.approx(0.15, abs=0.001)
+    strategy = make(Noted, epsilon={"0": 1e9, "1": 1e9, "2": 1e9, "3": 1e4}, **options)
+    metrics = run_strategy(strategy, numpy_app()).evaluate_metrics_clientapp[3]
+    assert metrics["accuracy"] == pytest.approx(0.15, abs=0.2)
+    assert len(strategy.__dict__["grids"]) == 1
+    assert strategy.__dict__["grids"] == alike.__dict__["grids"]
 
 
 def test_a_client_whose_evaluation_fails_or_that_has_no_data_is_not_told_apart(
@@ -435,6 +472,20 @@ def test_without_an_evaluation_nobody_is_asked() -> None:
 def test_what_does_not_go_with_an_evaluation_is_refused(changes: Any, text: str) -> None:
     with pytest.raises(InvalidParameterError, match=text):
         make(UDP, **{"evaluation": "private", **changes})
+
+
+@pytest.mark.parametrize(("given", "asked"), [(0.0, 1.0), (0.25, 0.25)])
+def test_in_a_simulation_all_clients_evaluate_unless_a_part_is_chosen(
+    given: float, asked: float
+) -> None:
+    own = {"unit": "user", "evaluation": {"every": 2}}
+    settings = Settings(scheme="udp", strategy=own, fraction_evaluate=given)
+    strategy = build_strategy(settings, None)
+    assert strategy.fraction_evaluate == asked
+    assert (
+        build_strategy(Settings(scheme="udp", strategy={"unit": "user"}), None).fraction_evaluate
+        == 0
+    )
 
 
 def test_a_table_of_parameters_is_an_evaluation() -> None:

@@ -157,3 +157,39 @@ def test_a_tree_has_as_many_leaves_as_there_are_clients() -> None:
     for clients, fanouts in ((4, "(2, 2)"), (7, "(1, 7)"), (20, "(4, 5)"), (1, "(1, 1)")):
         (tree, _) = wrap_of("m2fdp", Options(clients=clients)).arguments
         assert tree == f"tree=TierTree.of_fanouts({fanouts}, p=0.5)"
+
+
+def test_a_server_fn_becomes_a_main_under_every_name(small: Small) -> None:
+    legacy = """
+import flwr as fl
+
+
+def server_fn(ctx):
+    strategy = fl.server.strategy.FedAdam(
+        min_fit_clients=3,
+        initial_parameters=made(),
+        evaluate_metrics_aggregation_fn=mean,
+        eta=0.5,
+    )
+    return fl.server.ServerAppComponents(
+        strategy=strategy, config=fl.server.ServerConfig(num_rounds=4, round_timeout=9.0)
+    )
+
+
+app = fl.server.ServerApp(server_fn=server_fn)
+"""
+    text = new(changed(small(server=legacy), "fedavg"), "server")
+    ast.parse(text)
+    for part in (
+        "@app.main()\ndef main(grid: Grid, ctx) -> None:\n",
+        "        min_train_nodes=3,\n",
+        "evaluate_metrics_aggr_fn=aggregated(mean),\n",
+        "inner=FedAdam(eta=0.5),\n",
+        "ArrayRecord(parameters_to_ndarrays(made())),\n",
+        "num_rounds=4,\n",
+        "timeout=9.0,\n",
+        "from flwr.serverapp.strategy import FedAdam\n",
+        "from flwr_privacy.strategies import FedAvg\n",
+    ):
+        assert part in text, part
+    assert "fl.server" not in text

@@ -37,13 +37,13 @@ def test_it_says_what_the_app_is_and_changes_nothing(command: Command, app: Path
 
 
 def test_applied_twice_is_applied_once(command: Command, app: Path) -> None:
-    first = command("check", str(app), "--scheme", "mspdq", "--no-run", "--apply")
+    first = command("check", str(app), "--scheme", "central-dp", "--no-run", "--apply")
     assert first.returncode == 0, first.stderr
     assert "applied: 2 files are changed" in first.stdout
     after = texts(app)
-    second = command("check", str(app), "--scheme", "mspdq", "--no-run", "--apply")
+    second = command("check", str(app), "--scheme", "central-dp", "--no-run", "--apply")
     assert second.returncode == 0, second.stderr
-    assert "the app has mspdq already: nothing to change" in second.stdout
+    assert "the app has central-dp already: nothing to change" in second.stdout
     assert texts(app) == after
 
 
@@ -57,6 +57,7 @@ def test_applied_twice_is_applied_once(command: Command, app: Path) -> None:
             "by hand: this line sends messages: server_app.py:19",
         ),
         ("own_start", ["--scheme", "mspdq"], 8, "a start of its own"),
+        ("own_metrics", ["--scheme", "msp"], 8, "own aggregate_train would not be called"),
         ("own_mods", ["--scheme", "acfl"], 8, "brings its own client: it computes gradients"),
         ("own_mods", ["--scheme", "fedvs"], 8, "brings its own client: the clients hold columns"),
         ("own_mods", ["--scheme", "upd"], 2, "nearest: 'udp'"),

@@ -80,7 +80,7 @@ OTHER = SERVER.replace("    strategy.start", "    other = FedAvg()\n    strategy
         (own("configure_train", "[]"), "does not call super().configure_train"),
         (own("start", "self.aggregate_train()"), "the number of its rounds is not known"),
         (LEGACY.replace("ARGUMENTS", ""), "no initial_parameters"),
-        (LEGACY.replace("ARGUMENTS", "on_fit_config_fn=f"), "a configuration for each round"),
+        (LEGACY.replace("ARGUMENTS", "on_fit_config_fn=f"), "no function at the top of the file"),
         (LEGACY.replace("ARGUMENTS", "**given"), "arguments without a name"),
         (
             LEGACY.replace("ARGUMENTS", "").replace("config=config)", "config=made())"),
@@ -104,6 +104,20 @@ def test_a_client_without_a_training(small: Small) -> None:
     client = CLIENT.replace("@app.train()", '@app.query("x")')
     with pytest.raises(UnfitError, match="there is no training"):
         changed(small(client=client))
+
+
+def test_a_mod_of_one_function_that_clips(small: Small) -> None:
+    client = CLIENT.replace("@app.train()", "@app.train(mods=[fixedclipping_mod])").replace(
+        "\napp", "from flwr.clientapp.mod import fixedclipping_mod\n\napp"
+    )
+    with pytest.raises(UnfitError, match="'train' has the mod fixedclipping_mod") as refused:
+        changed(small(client=client))
+    assert "client.py:8: @app.train(mods" in refused.value.by_hand[0]
+
+
+def test_a_strategy_that_is_not_found(small: Small) -> None:
+    with pytest.raises(UnfitError, match="no place is found"):
+        changed(small(server=SERVER.replace("FedAvg()", "made_by_name('FedAvg')")))
 
 
 @pytest.mark.parametrize(
