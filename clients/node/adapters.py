@@ -35,7 +35,7 @@ from flwr_privacy.wire.message import ERROR_CODE, RECORD
 from .base import SchemeClient, Train, Trained
 from .context_store import has_policy_file, policy_of
 from .dispatch import App, built, discreet, is_of_the_app
-from .mod_order import outer_mods
+from .mod_order import check_beside, inner_mods, outer_mods
 from .node import answer, or_refusal
 from .records import RecordArrays, first_array_record, to_record, with_content
 
@@ -79,8 +79,6 @@ class SchemeMod:
         if not message.has_content() or RECORD not in message.content:
             client = self.scheme_client(None, context)
             return or_refusal(lambda: _outside(client, message, context, call_next), message)
-        if before := [] if self.scheme_client.bare else outer_mods():
-            return or_refusal(lambda: self._refuse(before), message)
         app = App(
             client=lambda own_context: self.scheme_client(None, own_context),
             train=lambda _, own_message, own_context: _train_by_message(
@@ -90,23 +88,33 @@ class SchemeMod:
                 own_message, own_context, call_next
             ),
         )
-        return answer(app, message, context)
 
-    def _refuse(self, before: list[str]) -> Message:
-        """Refuse to answer through other mods, which could change what the scheme releases.
+        def reply() -> Message:
+            self._check_order(call_next)
+            return answer(app, message, context)
+
+        return or_refusal(reply, message)
+
+    def _check_order(self, call_next: ClientFunction) -> None:
+        """Refuse mods that cannot stand where they do: at the hello, before anything is charged.
 
         Raises
         ------
         ProtocolError
-            Always.
+            If others stand before a scheme that protects something.
+        InvalidParameterError
+            If one behind it works with strategies of Flower alone.
         """
-        half, others = self.scheme_client.__name__, ", ".join(before)
-        text = (
-            f"{half} is not the first of the app's mods: {others} would see and could change what "
-            f"it releases. Put it first: mods=[as_mod({half}), {others}]"
-        )
-        logger.warning("refused: %s", text)
-        raise ProtocolError(text)
+        check_beside(inner_mods(call_next))
+        before = [] if self.scheme_client.bare else outer_mods()
+        if before:
+            half, others = self.scheme_client.__name__, ", ".join(before)
+            text = (
+                f"{half} is not the first of the app's mods: {others} would see and could change "
+                f"what it releases. Put it first: mods=[as_mod({half}), {others}]"
+            )
+            logger.warning("refused: %s", text)
+            raise ProtocolError(text)
 
 
 def numpy_client_app(

@@ -6,6 +6,7 @@ others that no ledger has. It gets the messages of our protocol too, most of whi
 
 import sys
 from collections.abc import Callable, Iterable
+from inspect import getclosurevars
 from types import FrameType
 from typing import Any
 
@@ -14,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from flwr_privacy.errors import InvalidParameterError
 
-__all__ = ["check_beside", "name_of", "outer_mods"]
+__all__ = ["check_beside", "inner_mods", "outer_mods"]
 
 _REPLACED = {
     "adaptiveclipping_mod": "UDP and CentralDP clip by themselves",
@@ -38,10 +39,22 @@ def outer_mods() -> list[str]:
         frame = frame.f_back
     if frame is None:  # no ClientApp called it
         return []
-    return [name_of(mod) for mod in reversed(mods[1:])]
+    return [_name_of(mod) for mod in reversed(mods[1:])]
 
 
-def name_of(mod: Callable[..., Any]) -> str:
+def inner_mods(call_next: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return the mods behind the one that is running, which calls `call_next`."""
+    mods: list[Callable[..., Any]] = []
+    code = getattr(call_next, "__code__", None)
+    while code is not None and code.co_filename == make_ffn.__code__.co_filename:
+        inside = getclosurevars(call_next).nonlocals
+        mods.append(inside["_mod"])
+        call_next = inside["_ffn"]
+        code = getattr(call_next, "__code__", None)
+    return mods
+
+
+def _name_of(mod: Callable[..., Any]) -> str:
     """Return a short name of a mod for an error's text."""
     return str(getattr(mod, "__name__", None) or type(mod).__name__)
 
@@ -55,7 +68,7 @@ def check_beside(mods: Iterable[Callable[..., Any]]) -> None:
         If there is one; the message says what takes its place.
     """
     for mod in mods:
-        name = name_of(mod)
+        name = _name_of(mod)
         if name in _REPLACED and str(getattr(mod, "__module__", "")).startswith("flwr."):
             raise InvalidParameterError(
                 "mods", name, f"no mod for a strategy of Flower: leave it out; {_REPLACED[name]}"

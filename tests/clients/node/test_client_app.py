@@ -255,3 +255,29 @@ def test_a_scheme_that_is_not_the_first_mod_is_refused_at_the_hello() -> None:
     with pytest.raises(ProtocolError, match=r"before all mods of its own .*KeyError: 'arrays'"):
         run_strategy(UDP(privacy=UserLevel()), message_app([needing_arrays, as_mod(UDPClient)]))
     assert run_strategy(UDP(privacy=UserLevel()), message_app([as_mod(UDPClient), needing_arrays]))
+
+
+def test_mods_of_flowers_strategies_behind_a_scheme_are_refused_at_the_hello(tmp_path: Any) -> None:
+    text = "hello: .*'fixedclipping_mod': .*leave it out; UDP and CentralDP clip"
+    for app in (
+        message_app([as_mod(UDPClient), quiet, mod.fixedclipping_mod]),
+        functions(ClientApp(mods=[as_mod(UDPClient)]), [quiet, mod.fixedclipping_mod]),
+    ):
+        with pytest.raises(ProtocolError, match=text):
+            run_strategy(UDP(privacy=UserLevel()), app, state=tmp_path)
+    assert not list(tmp_path.glob("*.ledger"))
+
+
+def test_a_node_runs_the_clients_of_a_cohort_for_either_kind_of_app() -> None:
+    loop = LoopOptions(seed=1, experiment_id="e", clients=6)
+    models = [
+        trained(app, UDP(loop=loop, privacy=UserLevel(), min_available_nodes=1))
+        for app in (
+            message_app([as_mod(UDPClient)]),
+            functions(UDPClientApp()),
+            UDPClientApp(client_fn),
+        )
+    ]
+    for model in models[1:]:
+        for name, array in model.items():
+            np.testing.assert_array_equal(array, models[0][name])
