@@ -18,7 +18,9 @@ def test_page_of_two_runs(make, tmp_path):
     runs = [make("a"), make("b", scheme="udp", rounds=4, status="interrupted")]
     page, table = written(runs, tmp_path / "new" / "out", title="Noise & budget")
     assert "<title>Noise &amp; budget</title>" in page.source
-    sentence = "The best of 2 runs is fedavg with accuracy 0.9844 on digits-mlp, after 6 of 6 rounds."
+    sentence = (
+        "The best of 2 runs is fedavg with accuracy 0.9844 on digits-mlp, after 6 of 6 rounds."
+    )
     assert sentence in page.text
     assert page.figures == 7
     assert "udp: interrupted after 4 of 6 rounds No error was noted." in page.text
@@ -68,7 +70,9 @@ def test_text_from_outside_is_escaped(make, tmp_path):
     run = make("a<b>", status="failed", error=evil, **{"strategy.note": evil})
     leave_card(run, protects=evil, void=evil, not_protected=(evil,))
     other = make("b", late=1, scheme="<i>udp</i>")
-    page, table = written([run, other], tmp_path / "out", title=evil, about={evil: evil})
+    page, table = written(
+        [run, other], tmp_path / "out", title=evil, about={evil: evil, "other": evil}
+    )
     assert not {"script", "i", "b"} & set(page.tags)
     assert page.text.count("<script>alert('x')</script>") >= 8
     assert "Refused: <non-finite>" in page.text
