@@ -1,5 +1,6 @@
 """The server half of the app: trains as the settings say and writes the run folder."""
 
+import tomllib
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,7 +10,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.errors import InvalidParameterError, check_number
+from flwr_privacy.keywords import option_types
+from flwr_privacy.simulations.settings.effect import check_effect, dotted
 from flwr_privacy.simulations.settings.flat_options import flat_keys, strategy_of
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
@@ -34,8 +37,11 @@ DATA = "data"
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, as the run's configuration says."""
-    settings = Settings.from_toml(str(context.run_config["settings"]))
+    text = str(context.run_config["settings"])
+    settings = Settings.from_toml(text)
     run_dir = str(context.run_config["run-dir"])
+    if not run_dir:  # `flwr run`: nobody has looked at these settings before
+        check_effect(settings, dotted(tomllib.loads(text)))
     run = RunFolder.open(run_dir) if run_dir else None
     with nullcontext() if run is None else run.served():
         strategy = build_strategy(
@@ -67,17 +73,20 @@ def build_strategy(
     Raises
     ------
     InvalidParameterError
-        If a setting of the scheme is unknown or out of range.
+        If a setting of the scheme is unknown, out of range or without effect.
     """
     chosen = scheme(settings.scheme)
     tasks.task_of(settings)  # one that the scheme can train
     nodes = None if run is None else int(run.summary["nodes"])
     # Exactly so many clients: a fraction that is too small to count, and a minimum that does.
     fraction, minimum = (1.0, 1) if settings.per_round is None else (1e-9, settings.per_round)
+    own = dict(settings.strategy)
+    # Clients evaluate by default where that is what was chosen.
+    usual = 1.0 if own.get("evaluation") and "evaluation" in option_types(chosen.strategy) else 0.0
     parameters: dict[str, Any] = {
         "fraction_train": fraction,
         "min_train_nodes": minimum,
-        "fraction_evaluate": settings.fraction_evaluate,
+        "fraction_evaluate": settings.fraction_evaluate or usual,
         "min_evaluate_nodes": 1,
         "min_available_nodes": nodes or 1,
         "seed": settings.seed,
@@ -92,7 +101,6 @@ def build_strategy(
         "resume": resume,
         "accept_lost_rounds": accept_lost_rounds,
     }
-    own = dict(settings.strategy)
     if chosen.validated and own.get("schedule") in ("discounting", "plateau"):
         own.setdefault("validation", _validation_fn(settings))
     parameters |= chosen.fixed(settings)
@@ -104,7 +112,11 @@ def build_strategy(
         parameters |= _of_the_columns(settings)
     if own.get("shares") == DATA and "shares" in flat_keys(chosen.strategy):
         own["shares"] = tasks.client_sizes(tasks.task(settings.task), settings)
-    return strategy_of(chosen.strategy, {**parameters, **own})
+    strategy = strategy_of(chosen.strategy, {**parameters, **own})
+    if settings.fraction_evaluate not in (0, strategy.fraction_evaluate):
+        allowed = f"0: the clients of '{settings.scheme}' evaluate nothing with these settings"
+        raise InvalidParameterError("fraction_evaluate", settings.fraction_evaluate, allowed)
+    return strategy
 
 
 def initial_arrays(settings: Settings) -> ArrayRecord:
@@ -144,22 +156,17 @@ def _of_the_columns(settings: Settings) -> dict[str, Any]:
     if clashing := sorted(set(settings.strategy) & set(own)):
         allowed = f"nothing: they follow from the task '{settings.task}'"
         raise InvalidParameterError("strategy", clashing, allowed)
-    step = float(settings.strategy.get("learning_rate", settings.training.learning_rate))
-    usual = {
-        "embedding": task.embedding,
-        "order": task.order,
-        "learning_rate": step,
-        "client_learning_rate": step * task.client_rate,
-        "batch_size": settings.training.batch_size,
-    }
-    return own | {name: usual[name] for name in usual if name not in settings.strategy}
+    chosen, training = settings.strategy, settings.training
+    step = chosen.get("learning_rate")
+    own["learning_rate"] = training.learning_rate if step is None else step
+    rate = check_number("learning_rate", own["learning_rate"]) * task.client_rate
+    usual = {"embedding": task.embedding, "order": task.order, "client_learning_rate": rate}
+    own |= {name: value for name, value in usual.items() if name not in chosen}
+    return own if "batch_size" in chosen else {**own, "batch_size": training.batch_size}
 
 
 def _of_the_task(settings: Settings) -> dict[str, Any]:
     """Return the parameters that follow from the task; those of them that may be chosen are."""
-    if settings.fraction_evaluate > 0:
-        allowed = f"0: the clients of '{settings.scheme}' evaluate nothing"
-        raise InvalidParameterError("fraction_evaluate", settings.fraction_evaluate, allowed)
     parameters = tasks.regression_parameters(tasks.task(settings.task), settings)
     for name in ("learning_rate", "max_records"):
         if name in settings.strategy:

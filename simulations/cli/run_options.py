@@ -84,6 +84,7 @@ def settings_of(values: dict[str, Any], *, download: bool = False) -> Settings:
     # Imported late: torch takes seconds, which `--help` need not wait for.
     from flwr_privacy.simulations.app.server_app import build_strategy
     from flwr_privacy.simulations.settings import schemes
+    from flwr_privacy.simulations.settings.effect import check_effect, dotted
     from flwr_privacy.simulations.tasks.data import load
     from flwr_privacy.simulations.tasks.partition import Description
     from flwr_privacy.simulations.tasks.tasks import check_data, task_of
@@ -103,6 +104,7 @@ def settings_of(values: dict[str, Any], *, download: bool = False) -> Settings:
     fewest = int(found.sizes.min()) if isinstance(found, Description) else None
     own = schemes.scheme(settings.scheme).usual(settings.strategy, fewest)
     settings = replace(settings, strategy=own)
+    check_effect(settings, dotted(values))
     build_strategy(settings, None)
     if settings.secure_sum is not None and settings.clients is not None:
         settings.secure_sum.colluders_of(settings.clients)  # no cohort has more

@@ -26,8 +26,9 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.wire.files import PRIVATE, exclusive_lock, write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
+from .effect import flat_settings
 from .metrics_file import MetricsFile
-from .run_settings import Settings, flat_settings
+from .run_settings import Settings
 
 __all__ = ["RunFolder", "kept"]
 
@@ -86,6 +87,8 @@ class RunFolder:
         InvalidParameterError
             If the folder already holds a run or cannot be written, or a value is not allowed.
         """
+        from .effect import without_effect  # late: it brings the schemes
+
         summary = {
             "status": "created",
             "engine": check_choice("engine", engine, ENGINES),
@@ -105,7 +108,8 @@ class RunFolder:
             if any(file.exists() for file in kept):
                 raise FileExistsError
             with run.settings_path.open("x", encoding="utf-8") as file:
-                file.write(settings.to_toml())
+                # What has no effect is not recorded as if it had.
+                file.write(settings.to_toml(without=without_effect(settings)))
             run.metrics_path.touch(mode=PRIVATE)
         except FileExistsError as error:
             allowed = "a folder that holds no run yet (this one does, or is a file)"

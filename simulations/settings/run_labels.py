@@ -67,7 +67,10 @@ def _keys(tables: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _usual(values: Sequence[Any], key: str) -> Any:
     # What more than half of the runs have. What half of them leave unset is at its default where
-    # it is in use at all.
+    # it is in use at all; if all that use it have one value, it tells nothing apart.
+    used = [value for value in values if value is not None]
+    if key.startswith("training.") and len(set(map(str, used))) == 1:
+        return used[0]
     if 2 * values.count(None) >= len(values):
         return _DEFAULTS.get(key)
     most = max(values, key=values.count)

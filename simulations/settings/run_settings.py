@@ -5,7 +5,7 @@ lists), and the run folder keeps it.
 """
 
 import tomllib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
@@ -19,7 +19,6 @@ __all__ = [
     "PartitionSettings",
     "Settings",
     "TrainingSettings",
-    "flat_settings",
     "flat_table",
     "parse_assignments",
     "with_scheme_parameters",
@@ -185,9 +184,16 @@ class Settings:
                 check_integer(name, getattr(self, name), minimum=1)
         check_number("fraction_evaluate", self.fraction_evaluate, minimum=0, maximum=1)
 
-    def to_toml(self) -> str:
-        """Return the settings as TOML; what is unset is left out."""
-        return tomli_w.dumps(_without_none(asdict(self)))
+    def to_toml(self, *, without: Iterable[str] = ()) -> str:
+        """Return the settings as TOML; what is unset is left out, and so are some dotted keys."""
+        table = asdict(self)
+        for key in without:
+            *path, last = key.split(".")
+            within: Any = table
+            for part in path:
+                within = within[part]
+            del within[last]
+        return tomli_w.dumps(_without_none(table))
 
     @classmethod
     def from_toml(cls, text: str) -> "Settings":
@@ -287,18 +293,6 @@ def _table(within: dict[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise InvalidParameterError(key, table, "a table of settings")
     return table
-
-
-def flat_settings(settings: Settings) -> dict[str, Any]:
-    """Return what is set, with dotted keys; where the data lies is left out.
-
-    Examples
-    --------
-    >>> flat_settings(Settings())["partition.kind"]
-    'iid'
-    """
-    flat = flat_table(asdict(replace(settings, data_root=None)))
-    return flat if settings.secure_sum is None else {**flat, "secure_sum": True}
 
 
 def flat_table(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

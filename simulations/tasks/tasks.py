@@ -109,7 +109,7 @@ def check_data(settings: Settings) -> Description | str | None:
     Examples
     --------
     >>> print(check_data(Settings(clients=10)))
-    10 clients, 143 to 144 records of 10 to 10 classes each
+    10 clients, 143 to 144 records of 10 classes each
     """
     chosen = task_of(settings)
     if isinstance(chosen, VerticalTask):
@@ -197,8 +197,8 @@ def regression_data(
 def regression_parameters(task: Task, settings: Settings) -> dict[str, Any]:
     """Return the parameters of a linear-regression strategy for a task and its data.
 
-    The step of ``settings.training`` is one on the mean loss over all records; such a strategy's is
-    one on their sum.
+    The step of ``settings.training`` is one on the mean loss over all records; such a strategy's,
+    which may be set as ``learning_rate``, is one on their sum.
 
     Raises
     ------
@@ -209,6 +209,7 @@ def regression_parameters(task: Task, settings: Settings) -> dict[str, Any]:
     """
     features = feature_map(task)
     records = len(dataset(task, settings).labels)
+    step = settings.strategy.get("learning_rate")
     return {
         "features": features.identity,
         "feature_bound": features.bound,
@@ -217,7 +218,7 @@ def regression_parameters(task: Task, settings: Settings) -> dict[str, Any]:
         "label_norm": 1.0,
         "one_hot": True,
         "max_records": 2 ** (records - 1).bit_length(),  # a client has no more than all together
-        "learning_rate": settings.training.learning_rate / records,
+        "learning_rate": settings.training.learning_rate / records if step is None else step,
     }
 
 
@@ -298,7 +299,7 @@ def train_client(
         model,
         features,
         labels,
-        epochs=training.epochs,
+        epochs=training.epochs if steps is None else 1,
         steps=steps,
         batch_size=training.batch_size,
         learning_rate=step_size,

@@ -7,10 +7,9 @@ cut off at three standard deviations and divided by three.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from flwr_privacy.clients.torch import TorchServerModel, mlp
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.fedvs.data import TEST_PART, TRAIN_PART, VerticalData
+from flwr_privacy.simulations.settings.effect import changed, check_effect
 from flwr_privacy.simulations.settings.run_settings import Settings, TrainingSettings
 from flwr_privacy.wire.identity import derive_seed
 
@@ -40,16 +40,6 @@ __all__ = [
 
 LARGEST = 3.0
 """Standard deviations at which a column of a table is cut off."""
-
-_MEANINGLESS = (
-    "partition",
-    "training.epochs",
-    "training.decay",
-    "fraction_evaluate",
-    "validation_records",
-    "per_round",
-)
-"""Settings that say what to do with records of clients' own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +216,7 @@ def check_vertical(settings: Settings) -> str:
     DataError
         If the data set is missing or damaged.
     InvalidParameterError
-        If a setting has no meaning where clients have columns, or there are too many clients.
+        If a setting has no effect where clients have columns, or there are too many clients.
 
     Examples
     --------
@@ -235,11 +225,7 @@ def check_vertical(settings: Settings) -> str:
     """
     task = vertical_task(settings.task)
     usual = Settings()
-    for name in _MEANINGLESS:
-        value = attrgetter(name)(settings)
-        if value != attrgetter(name)(usual):
-            allowed = f"nothing with '{task.name}', whose clients have columns of all records"
-            raise InvalidParameterError(name, value, allowed)
+    check_effect(settings, changed(settings, usual, replace(usual, training=task.training)))
     data = _drawn(task, settings)
     clients = task.clients if settings.clients is None else settings.clients
     widths = [end - start for start, end in _blocks(task, clients)]

@@ -116,6 +116,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self._only_with_start: dict[str, Any] = {
             "clients": self.loop.clients,
             "quorum": self.loop.quorum,
+            "deadline": self.loop.deadline,
+            "on_round": self.loop.on_round,
             "stragglers": self.loop.stragglers,
             "run_dir": self.loop.run_dir,
             "pins": self.loop.pins,
@@ -597,7 +599,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Refuse options that need this class's `start` if a user's own start runs the rounds."""
         if given := [name for name, value in self._only_with_start.items() if value is not None]:
             raise ProtocolError(
-                f"{', '.join(given)}: works only where this strategy's own start runs the rounds"
+                f"{', '.join(given)}: works only where this strategy's own start runs the rounds; "
+                "what your start does can go into configure_train, aggregate_train, stop and "
+                "evaluate_fn (docs/drop-in.md)"
             )
 
     def _extended_guarantee(self) -> Guarantee:

@@ -58,7 +58,15 @@ from .tier_charges import TierCharges
 from .tier_requests import WEIGHT, TierRequests, taken
 from .tier_schedule import TierSchedule
 from .tiers import TierLog
-from .tree_members import check_min_children, check_relayed, devices_among, drawn, members, settled
+from .tree_members import (
+    check_leaves,
+    check_min_children,
+    check_relayed,
+    devices_among,
+    drawn,
+    members,
+    settled,
+)
 
 __all__ = ["M2FDP"]
 
@@ -184,6 +192,8 @@ class M2FDP(SchemeStrategy):
         for tier in range(1, self.tree.depth + 1):
             self.privacy.alpha_of(tier, self.tree.depth)
         check_min_children(self.tree, self.min_children)
+        if self._virtual_clients is not None:
+            check_leaves(self.tree, self._virtual_clients, named=self.tree.named)
         if not self.tree.named and self._virtual_clients is None:
             # A tree without names has as many leaves as there are clients: wait for all of them.
             needed = members(self.tree, relayed=self.relay)

@@ -1,6 +1,7 @@
 """Assigns clients to the leaves of a tree, and draws the devices of a round."""
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -10,7 +11,16 @@ from flwr_privacy.m2fdp import Decision, TierPrivacy, TierTree
 from flwr_privacy.wire.identity import derive_seed, fingerprints, places
 from flwr_privacy.wire.message import Fields
 
-__all__ = ["check_min_children", "check_relayed", "devices_among", "drawn", "members", "settled"]
+__all__ = [
+    "check_leaves",
+    "check_min_children",
+    "check_relayed",
+    "devices_among",
+    "drawn",
+    "fitting_fanouts",
+    "members",
+    "settled",
+]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -63,6 +73,63 @@ def check_min_children(tree: TierTree, least: int) -> None:
                 )
 
 
+def check_leaves(tree: TierTree, clients: int, *, named: bool) -> None:
+    """Refuse a tree that has no leaf for some clients, whose data would be left out.
+
+    Parameters
+    ----------
+    tree : TierTree
+        The tree.
+    clients : int
+        Number of the devices that are there.
+    named : bool
+        Whether the tree says which client is which leaf; some of those may not be there.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there are more clients than leaves, or fewer in a tree without names; it says what fits.
+    """
+    leaves = len(tree.devices)
+    if clients == leaves or (named and clients < leaves):
+        return
+    if named:
+        allowed = f"at most {leaves}, the leaves of the tree: another client would be left out"
+        raise InvalidParameterError("clients", clients, allowed)
+    fanouts = [max(tree.fanouts(tier)) for tier in range(tree.depth)]
+    fitting = ",".join(map(str, fitting_fanouts(clients, fanouts)))
+    raise InvalidParameterError(
+        "fanouts",
+        ",".join(map(str, fanouts)),
+        f"a tree with a leaf for each of the {clients} clients, such as fanouts={fitting}; this "
+        f"one has {leaves} leaves, for clients={leaves}",
+    )
+
+
+def fitting_fanouts(clients: int, like: Sequence[int]) -> tuple[int, ...]:
+    """Return fanouts with a leaf for each client, as many as others and as near as can be.
+
+    Tiers in which a node has one child are left out.
+
+    Examples
+    --------
+    >>> fitting_fanouts(20, (5, 3))
+    (5, 4)
+    >>> fitting_fanouts(7, (3, 2))
+    (7,)
+    """
+    if len(like) == 1:
+        return (clients,)
+    divisors = [n for n in range(2, clients) if clients % n == 0]
+    found = [(first, *fitting_fanouts(clients // first, like[1:])) for first in divisors]
+
+    def distance(fanouts: tuple[int, ...]) -> tuple[int, float]:
+        pairs = zip(fanouts, like, strict=False)
+        return len(like) - len(fanouts), sum(abs(math.log(own / other)) for own, other in pairs)
+
+    return min(found, key=distance, default=(clients,))
+
+
 def settled(
     tree: TierTree,
     clients: Sequence[str],
@@ -81,7 +148,7 @@ def settled(
         The devices that are there.
     named : bool
         Whether the tree says which client is which leaf. Otherwise they are the leaves in the order
-        of their names, shorter ones first; who is beyond the last leaf is none.
+        of their names, shorter ones first.
     devices : sequence of str, optional
         The leaves of the training that is gone on with.
     least : int
@@ -90,14 +157,15 @@ def settled(
     Raises
     ------
     InvalidParameterError
-        If there are fewer clients than leaves without a name, none of those that are named, or
-        fewer leaves than a round takes.
+        If there are more or fewer clients than leaves without a name, none of those that are named,
+        or fewer leaves than a round takes.
     """
     if devices is not None:
         tree = tree.with_devices(devices)
     elif not named:
         ordered = sorted(clients, key=lambda name: (len(name), name))
-        tree = tree.with_devices(ordered[: len(tree.devices)])
+        check_leaves(tree, len(ordered), named=False)
+        tree = tree.with_devices(ordered)
     if missing := sorted(set(tree.devices) - set(clients)):
         logger.warning("devices of the tree that are not there: %s", missing[:10])
         if len(missing) == len(tree.devices):

@@ -144,17 +144,18 @@ def test_a_tree_waits_for_as_many_clients_as_it_has_leaves() -> None:
         run_strategy(make(M2FDP, fanouts=(2, 2)), app_of(stay), nodes=3, timeout=0.2)
 
 
-def test_clients_beyond_the_leaves_are_not_asked(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "flwr.privacy"):
-        result = run_strategy(
-            make(M2FDP, fanouts=(2, 2)),
-            app_of(stay),
-            nodes=6,
-            arrays=record({"w": np.zeros(1)}),
-            num_rounds=1,
-        )
-    assert result.history[1]["asked"] == 4
-    assert "clients that are no leaf of the tree are not asked: ['4', '5']" in caplog.text
+@pytest.mark.parametrize(("nodes", "clients"), [(6, None), (1, 6), (1, 3)])
+def test_a_client_without_a_leaf_is_refused_before_a_round(nodes: int, clients: int | None) -> None:
+    message = (
+        rf"fanouts = '2,2': .* {clients or nodes} clients, such as fanouts=[23].*; .* 4 leaves"
+    )
+    with pytest.raises(InvalidParameterError, match=message):
+        run_strategy(make(M2FDP, fanouts=(2, 2), clients=clients), app_of(stay), nodes=nodes)
+
+
+def test_a_named_tree_has_no_leaf_for_further_simulated_clients() -> None:
+    with pytest.raises(InvalidParameterError, match="clients = 9: expected at most 4, the leaves"):
+        make(M2FDP, tree=MIXED, unit="none", min_children=1, clients=9)
 
 
 def test_a_tree_goes_on_without_the_devices_that_are_not_there(
