@@ -363,6 +363,7 @@ def check_choice(parameter: str, value: Any, choices: Iterable[str]) -> str:
     if isinstance(value, str) and value in names:
         return value
     nearest = get_close_matches(str(value), names, n=3, cutoff=0.5)
+    nearest = nearest or get_close_matches(str(value), names, n=1, cutoff=0.3)
     allowed = "one of " + ", ".join(map(repr, names))
     if nearest:
         allowed += " (nearest: " + ", ".join(map(repr, nearest)) + ")"
@@ -386,6 +387,8 @@ def _is_finite(value: float | Real) -> bool:
 
 
 def _range(minimum: float | None, maximum: float | None) -> str:
+    if minimum == math.ulp(0.0):  # the least float
+        return " above 0" if maximum is None else f" from above 0 to {maximum}"
     if minimum is not None and maximum is not None:
         return f" from {minimum} to {maximum}"
     if minimum is not None:

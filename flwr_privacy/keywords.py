@@ -1,6 +1,6 @@
 """Raises errors for wrong keywords that name the right one, or the object that takes it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
@@ -12,7 +12,7 @@ import numpy as np
 
 from .errors import InvalidParameterError, KeywordError
 
-__all__ = ["check_options", "checked_keywords", "nearest", "option_types"]
+__all__ = ["check_options", "check_usual", "checked_keywords", "nearest", "option_types"]
 
 T = TypeVar("T")
 
@@ -83,6 +83,19 @@ def check_options(cls: type, options: Any, *names: str) -> None:
             kinds, allowed = [*kinds, type(None)], [*allowed, "None"]
         if not isinstance(value, tuple(kinds)):
             raise InvalidParameterError(name, value, " or ".join(allowed))
+
+
+def check_usual(options: object, usual: Mapping[str, Any], where: str) -> None:
+    """Refuse options that differ from the only values that are allowed in some place.
+
+    Raises
+    ------
+    InvalidParameterError
+        If one does; the text says `where`.
+    """
+    for name, only in usual.items():
+        if getattr(options, name) != only:
+            raise InvalidParameterError(name, getattr(options, name), f"{only!r} {where}")
 
 
 def option_types(cls: type) -> dict[str, list[type]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.grid import GridMean
 from flwr_privacy.privacy.guarantee import Guarantee
@@ -54,6 +55,9 @@ class FedAvg(SchemeStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._keep_back = tuple(self.keep_back)
+        if self.keep_back and self.secure_sum is None:
+            allowed = "() without a secure sum: the clients send whatever your app returns"
+            raise InvalidParameterError("keep_back", self.keep_back, allowed)
 
     def instruct(self, server_round: int) -> Instruction:
         """Return the terms; under a secure sum, clients send their updates as codes."""

@@ -14,12 +14,12 @@ from flwr_privacy.errors import (
     check_number,
 )
 from flwr_privacy.evaluation.caps import LARGEST_CAP, SMALLEST_CAP
-from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.keywords import check_usual, checked_keywords
 from flwr_privacy.privacy.updates import SMALLEST_NORM
 
 from .pace import Discounted, LinearDecay, Pace, PlateauDecay
 from .schedule import NONE, UDPNoisePlan
-from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_usual
+from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT
 
 __all__ = [
     "ClientLosses",
@@ -41,6 +41,10 @@ ValidationLoss = Callable[[int, Any], float]
 """From a round and the model that it led to (round 0: the model to start from) to its loss."""
 
 
+_BUDGET = {"epsilon": 8.0, "delta": 1e-5}
+_MOST_RECORDS = 2**14
+
+
 class _Training:
     """What is known of the training that is protected.
 
@@ -60,8 +64,8 @@ class _Training:
 class PrivacyLevel(_Training):
     """Base of `UserLevel` and `RecordLevel`: what both have."""
 
-    epsilon: Budget = 8.0
-    delta: Budget = 1e-5
+    epsilon: Budget = _BUDGET["epsilon"]
+    delta: Budget = _BUDGET["delta"]
     clipping_norm: float = 1.0
     noise: Noise = "gdp_fixed"
     shared_noise: bool = False
@@ -78,6 +82,8 @@ class PrivacyLevel(_Training):
             )
         if self.shared_noise and self.noise == NONE:
             raise InvalidParameterError("shared_noise", True, "false where there is no noise")
+        if self.noise == NONE:
+            check_usual(self, _BUDGET, "with noise='none', which spends nothing")
         for client in self.named() or [""]:
             self.schedule(*self.budget(client), rounds=1, q=1.0)  # or says what is not allowed
 
@@ -235,7 +241,7 @@ class RecordLevel(PrivacyLevel):
     local_epochs: int = 1
     batch_size: int | None = None
     sensitivity_bound: Literal["general", "convex", "unproven"] = "general"
-    max_records: int = 2**14
+    max_records: int = _MOST_RECORDS
 
     def __post_init__(self) -> None:
         check_number("learning_rate", self.learning_rate, minimum=math.ulp(0.0))
@@ -253,6 +259,10 @@ class RecordLevel(PrivacyLevel):
         }
         if self.shared_noise:
             check_usual(self, plain, "where noise is shared: all records in one step")
+        else:
+            check_usual(
+                self, {"max_records": _MOST_RECORDS}, "without shared_noise: there is no limit"
+            )
 
 
 @checked_keywords
@@ -314,8 +324,12 @@ class Discounting(_Validated):
     validation : callable or ClientLosses
         Where the validation loss comes from: a function on the server, from the round and the model
         to its loss on public data (round 0 is the model to start from); or all clients.
-    beta, zeta, patience
-        As in `flwr_privacy.udp.Discounted`; 0.9, 0.001 and 1 by default.
+    beta : float, default 0.9
+        Discounting factor of the rounds to come, between 0 and 1.
+    zeta : float, default 0.001
+        Least improvement of the loss, at least 0.
+    patience : int, default 1
+        Rounds in a row without that improvement until the rounds are discounted.
 
     Raises
     ------

@@ -9,8 +9,6 @@ the function that is trained, which is what `BOUNDS` is about.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.privacy.updates import SMALLEST_NORM
@@ -21,7 +19,6 @@ __all__ = [
     "USER_UNIT",
     "check_sampling",
     "check_steps",
-    "check_usual",
     "sensitivity",
 ]
 
@@ -125,19 +122,6 @@ def sensitivity(
         return apart / full
     steps = epochs * (1 if batch_size is None else -(-records // batch_size))
     return apart / batch + apart * (steps - 1)
-
-
-def check_usual(options: object, usual: Mapping[str, Any], where: str) -> None:
-    """Refuse options that differ from the only values that are allowed in some place.
-
-    Raises
-    ------
-    InvalidParameterError
-        If one does; the text says `where`.
-    """
-    for name, only in usual.items():
-        if getattr(options, name) != only:
-            raise InvalidParameterError(name, getattr(options, name), f"{only!r} {where}")
 
 
 def check_sampling(unit: str, sampling_rate: float) -> None:

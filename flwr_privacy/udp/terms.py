@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.keywords import check_usual
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
@@ -21,7 +22,7 @@ from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS, Fields
 
 from .budgets import check_budget
-from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_sampling, check_usual, sensitivity
+from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_sampling, sensitivity
 from .shared import RECORDS_NAME, SharedMean
 
 __all__ = ["NUM_EXAMPLES", "Steps", "UDPTerms"]

@@ -80,7 +80,8 @@ def deploy(
         nodes=nodes, policy=policy, test_seed=test_seed, port=port, timeout=timeout
     )
     if resume is None:
-        settings = settings_of(options.settings_of(values))
+        told: list[str] = []
+        settings = settings_of(options.settings_of(values), say=told.append)
         members = members_of(settings, nodes)
         if no_policy == (policy is not None):
             given_policy = None if policy is None else str(policy)
@@ -95,6 +96,8 @@ def deploy(
             nodes=len(members),
             test_seed=test_seed,
         )
+        for line in told:
+            typer.echo(line)
     else:
         members = members_of(folder.settings, nodes)
     if test_seed is not None:

@@ -76,19 +76,21 @@ def calibrate(
         records=records,
         sampling_rate=sampling_rate,
     )
-    rows = formulas(
-        epsilon=epsilon,
-        delta=delta,
-        rounds=rounds,
-        q=fraction,
-        sampling_rate=sampling_rate,
-        sensitivity=bound,
+    rows = table(
+        formulas(
+            epsilon=epsilon,
+            delta=delta,
+            rounds=rounds,
+            q=fraction,
+            sampling_rate=sampling_rate,
+            sensitivity=bound,
+        )
     )
     typer.echo(
         f"budget: epsilon {epsilon:g} at delta {delta:g} over {rounds} rounds; unit: {unit}; "
         f"sensitivity of a release: {bound:.4g}"
     )
-    typer.echo(table(rows))
+    typer.echo(rows)
     typer.echo(legend(rounds, fraction, sampling_rate=sampling_rate))
 
 

@@ -1,7 +1,7 @@
 """The options that `run` and `deploy` share, and the settings that they make."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS
 from flwr_privacy.simulations.settings.run_settings import (
     Settings,
+    check_known,
     parse_assignments,
     with_scheme_parameters,
 )
@@ -30,18 +31,12 @@ __all__ = [
 Scheme = Annotated[
     str | None,
     typer.Option(
-        help="Scheme: fedavg (default), udp, msp, mspdq, central-dp, acfl, m2fdp, fedvs or a "
-        "baseline."
+        help="Scheme or baseline, by default fedavg; all of them are listed below. With --help: "
+        "the parameters of the scheme."
     ),
 ]
 Task = Annotated[
-    str | None,
-    typer.Option(
-        help="Task: digits-mlp (default), digits-linear, mnist-mlp, mnist-cnn, fashion-cnn, "
-        "cifar10-cnn, adult-linear, digits-svm, fashion-svm; for acfl digits-rff, mnist-rff or "
-        "fashion-rff; for fedvs digits-rows, fashion-rows, mfeat-views, credit, parkinsons or "
-        "breast-cancer."
-    ),
+    str | None, typer.Option(help="Task, by default digits-mlp; all of them are listed below.")
 ]
 Rounds = Annotated[int | None, typer.Option(help="Learning rounds; by default 10.")]
 Seed = Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")]
@@ -79,8 +74,20 @@ def given(
     return values | parse_assignments(assignments or [])
 
 
-def settings_of(values: dict[str, Any], *, download: bool = False) -> Settings:
-    """Return the settings of a run; refuse at once what the app would refuse later."""
+def settings_of(
+    values: dict[str, Any], *, download: bool = False, say: Callable[[str], Any] = typer.echo
+) -> Settings:
+    """Return the settings of a run; refuse at once what the app would refuse later.
+
+    Parameters
+    ----------
+    values : dict
+        What was chosen, by dotted key.
+    download : bool, default False
+        Whether to download missing data sets.
+    say : callable
+        Is told in one line what the clients hold.
+    """
     # Imported late: torch takes seconds, which `--help` need not wait for.
     from flwr_privacy.simulations.app.server_app import build_strategy
     from flwr_privacy.simulations.settings import schemes
@@ -91,25 +98,29 @@ def settings_of(values: dict[str, Any], *, download: bool = False) -> Settings:
     from flwr_privacy.simulations.tasks.vertical_tasks import VerticalTask
 
     strategy = schemes.scheme(values.get("scheme", Settings.scheme)).strategy
-    values = with_scheme_parameters(values, _own_parameters(strategy))
+    own = _own_parameters(strategy)
+    for key in values:
+        if "." not in key:
+            check_known(key, [*own, *(entry.name for entry in fields(Settings))])
+    values = with_scheme_parameters(values, own)
     settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
     chosen = task_of(settings)
     if isinstance(chosen, VerticalTask):
-        usual = {"clients": chosen.clients, "rounds": chosen.rounds}
-        settings = settings.with_values({k: v for k, v in usual.items() if k not in values})
+        common = {"clients": chosen.clients, "rounds": chosen.rounds}
+        settings = settings.with_values({k: v for k, v in common.items() if k not in values})
     settings = replace(settings, training=chosen.training).with_values(values)
     if download:  # first: some strategies are made from the data
         load(chosen.dataset, data_root=settings.data_root, download=True)
     found = check_data(settings)
     fewest = int(found.sizes.min()) if isinstance(found, Description) else None
-    own = schemes.scheme(settings.scheme).usual(settings.strategy, fewest)
-    settings = replace(settings, strategy=own)
+    usual = schemes.scheme(settings.scheme).usual(settings.strategy, fewest)
+    settings = replace(settings, strategy=usual)
     check_effect(settings, dotted(values))
     build_strategy(settings, None)
     if settings.secure_sum is not None and settings.clients is not None:
         settings.secure_sum.colluders_of(settings.clients)  # no cohort has more
     if found is not None:
-        typer.echo(f"data: {found}")
+        say(f"data: {found}")
     return settings
 
 

@@ -1,5 +1,7 @@
 """The command `run`."""
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +14,7 @@ from flwr_privacy.simulations.engines.ray_engine import RayResources
 from flwr_privacy.simulations.reports.tree_nodes import read_tree
 from flwr_privacy.simulations.runner.jobs import SEED_WARNING, Engine, carry_out, next_folder
 from flwr_privacy.simulations.runner.progress import how_it_ended, planned_rounds
-from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
 from .run_options import (
     AcceptLostRounds,
@@ -45,7 +47,7 @@ def run(
     rounds: Rounds = None,
     partition: Annotated[
         str | None,
-        typer.Option(help="Split of the data: iid (default), dirichlet, shards or labels."),
+        typer.Option(help="Split of the data, by default iid; all kinds are listed below."),
     ] = None,
     seed: Seed = None,
     data_root: DataRoot = None,
@@ -68,11 +70,13 @@ def run(
         ),
     ] = None,
     cpus_per_client: Annotated[
-        float, typer.Option(help="CPUs that Ray reserves per node: a whole number.")
-    ] = 1,
+        float | None,
+        typer.Option(help="CPUs that Ray reserves per node: a whole number; by default 1."),
+    ] = None,
     gpus_per_client: Annotated[
-        float, typer.Option(help="GPU share that Ray reserves per node; fractions are fine.")
-    ] = 0.0,
+        float | None,
+        typer.Option(help="GPU share that Ray reserves per node, such as 0.5; by default 0."),
+    ] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="host:port of a running Ray cluster.")
     ] = None,
@@ -95,14 +99,20 @@ def run(
         name=engine or "ray",
         workers=workers,
         resources=RayResources(
-            cpus_per_client=_whole(cpus_per_client),
-            gpus_per_client=gpus_per_client,
+            cpus_per_client=1 if cpus_per_client is None else _whole(cpus_per_client),
+            gpus_per_client=0.0 if gpus_per_client is None else gpus_per_client,
             ray_address=ray_address,
         ),
         port=port,
         test_seed=test_seed,
         stack=stack,
     )
+    of_ray = {
+        "--cpus-per-client": cpus_per_client,
+        "--gpus-per-client": gpus_per_client,
+        "--ray-address": ray_address,
+        "--port": port,
+    }
     values = given(
         assignments,
         data_root,
@@ -122,13 +132,13 @@ def run(
                 "--resume", str(resume), "no other setting beside it: a run keeps its own"
             )
         folder = _unfinished(resume)
-        if folder is None:
-            typer.echo(f"run: {resume} is complete")
-            return
         where = replace(where, **_engine_of(folder, engine))
         where.nodes(folder.settings)
+        _check_engine(where, of_ray)
     else:
-        settings = settings_of(values, download=download)
+        _check_engine(where, of_ray)
+        told: list[str] = []
+        settings = settings_of(values, download=download, say=told.append)
         folder = RunFolder.create(
             out or next_folder(Path("runs"), settings),
             settings,
@@ -136,6 +146,8 @@ def run(
             nodes=where.nodes(settings),
             test_seed=test_seed,
         )
+        for line in told:
+            typer.echo(line)
     if where.test_seed is not None:
         typer.echo(SEED_WARNING, err=True)
     if where.workers and (warning := crowded(where.workers, Machine.here(gpus=False))):
@@ -165,15 +177,23 @@ def run(
     typer.echo(f"run: {folder.path}")
 
 
-def _unfinished(path: Path) -> RunFolder | None:
-    """Return the simulated run in a folder, or None if it is complete."""
+def _unfinished(path: Path) -> RunFolder:
+    """Return the simulated run in a folder, if it can be gone on with."""
     folder = RunFolder.open(path)
-    if folder.summary["status"] == "completed":
-        return None
     if folder.summary["engine"] == "deployed":
         allowed = "a simulation; for a run that was deployed: flwr-privacy deploy --resume"
         raise InvalidParameterError("--resume", str(path), allowed)
+    with kept(folder, ends=False) if folder.summary["status"] != "completed" else nullcontext():
+        folder.check_resumable()
     return folder
+
+
+def _check_engine(where: Engine, of_ray: Mapping[str, Any]) -> None:
+    """Refuse options of Ray where another engine carries the run out."""
+    for option, value in of_ray.items():
+        if value is not None and where.name != "ray":
+            allowed = f"nothing with the engine '{where.name}': it is for --engine ray"
+            raise InvalidParameterError(option, value, allowed)
 
 
 def _engine_of(folder: RunFolder, engine: str | None) -> dict[str, Any]:

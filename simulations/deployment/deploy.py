@@ -129,12 +129,15 @@ def reopened(path: Path) -> tuple[RunFolder, int, int | None]:
     ------
     InvalidParameterError
         If the folder has no such run.
+    DataError, CheckpointError
+        If one of its files is damaged.
     """
     run = RunFolder.open(path)
     summary = run.summary
-    if summary["engine"] != "deployed" or summary["status"] == "completed":
-        allowed = "the folder of a run that was deployed and is not complete"
+    if summary["engine"] != "deployed":
+        allowed = "a run that was deployed; for a simulation: flwr-privacy run --resume"
         raise InvalidParameterError("--resume", str(path), allowed)
+    run.check_resumable()
     nodes = run.settings.clients
     if nodes is None:
         tree = tree_of(run.settings)

@@ -91,7 +91,10 @@ class Engine:
                 allowed = "no without --workers: a node that runs one client has none to stack"
                 raise InvalidParameterError("--stack", self.stack, allowed)
             return clients
-        return check_integer("workers", self.workers, maximum=clients)
+        if self.workers > clients:
+            allowed = f"at most {clients}, the number of clients"
+            raise InvalidParameterError("workers", self.workers, allowed)
+        return self.workers
 
 
 def next_folder(parent: Path, settings: Settings) -> Path:

@@ -4,9 +4,9 @@
 which object takes a key follows from the fields of the dataclasses.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from flwr_privacy.acfl.options import (
     DataBounds,
@@ -52,7 +52,7 @@ from flwr_privacy.udp import (
     UserLevel,
 )
 
-__all__ = ["flat_keys", "keywords_of", "strategy_of"]
+__all__ = ["choices_of", "flat_keys", "keywords_of", "strategy_of"]
 
 S = TypeVar("S", bound=SchemeStrategy)
 
@@ -61,7 +61,7 @@ _TREE = ("fanouts", "p")
 
 
 @dataclass(frozen=True)
-class _Choice:
+class Choice:
     """A field of a strategy or of its options that takes an object, and the keys that make one.
 
     Parameters
@@ -81,16 +81,21 @@ class _Choice:
     kinds: dict[str, Any]
     required: str = ""
 
+    def usual(self, kind: type) -> str | None:
+        """Return which kind of object the field of a class has by default, if there is one."""
+        factory = _field(kind, self.field).default_factory
+        return next((value for value, option in self.kinds.items() if option is factory), None)
+
 
 _CHOICES = (
-    _Choice("loop", "", {"": LoopOptions}),
-    _Choice(
+    Choice("loop", "", {"": LoopOptions}),
+    Choice(
         "privacy",
         "unit",
         {"user": UserLevel, "record": RecordLevel},
         "unit=user (all data of a client is protected) or unit=record (one record is)",
     ),
-    _Choice(
+    Choice(
         "privacy",
         "noise",
         {
@@ -100,50 +105,50 @@ _CHOICES = (
             "none": Exact,
         },
     ),
-    _Choice("weighting", "", {"": Weighting}),
-    _Choice("data", "", {"": DataBounds}),
-    _Choice(
+    Choice("weighting", "", {"": Weighting}),
+    Choice("data", "", {"": DataBounds}),
+    Choice(
         "privacy",
         "unit",
         {"device": DeviceNoise, "record": RecordNoise, "paper": PaperNoise, "none": NoNoise},
         "unit=device (all data of a device is protected), unit=record (one record is), unit=paper "
         "(the paper's noise) or unit=none",
     ),
-    _Choice("privacy", "noise", {"distributed": DistributedNoise, "server": ServerNoise}),
-    _Choice("data", "", {"": ColumnFeatures}),
-    _Choice("coding", "", {"": LagrangeCoding}),
-    _Choice("quantisation", "", {"": Quantisation}),
-    _Choice(
+    Choice("privacy", "noise", {"distributed": DistributedNoise, "server": ServerNoise}),
+    Choice("data", "", {"": ColumnFeatures}),
+    Choice("coding", "", {"": LagrangeCoding}),
+    Choice("quantisation", "", {"": Quantisation}),
+    Choice(
         "method",
         "method",
         {kind.name: kind for kind in (WaitForAll, IgnoreStragglers, VAFL, WaitNoised)},
     ),
-    _Choice("clipping", "", {"": AdaptiveClipping}),
-    _Choice(
+    Choice("clipping", "", {"": AdaptiveClipping}),
+    Choice(
         "schedule",
         "schedule",
         {"discounting": Discounting, "linear": LinearNoise, "plateau": PlateauNoise},
     ),
-    _Choice("schedule", "", {"": EventSchedule}),
-    _Choice(
+    Choice("schedule", "", {"": EventSchedule}),
+    Choice(
         "validation",
         "validation",
         {"clients": ClientLosses},
         "'clients', or a function on the server",
     ),
-    _Choice(
+    Choice(
         "clean_events",
         "clean_events",
         {"worst": WorstDrift, "smooth": SmoothDrift, "lemma": LemmaDrift},
     ),
-    _Choice(
+    Choice(
         "evaluation",
         "evaluation",
         {"private": PrivateEvaluation},
         "'private', or a table such as {every=2,share=0.1}",
     ),
-    _Choice("control", "control", {"adaptive": AdaptiveControl}),
-    _Choice("mixing_rounds", "mixing_rounds", {"theory": TheorySteps}),
+    Choice("control", "control", {"adaptive": AdaptiveControl}),
+    Choice("mixing_rounds", "mixing_rounds", {"theory": TheorySteps}),
 )
 
 
@@ -151,7 +156,7 @@ def flat_keys(kind: type) -> list[str]:
     """Return all keys that `strategy_of` takes for a strategy."""
     keys: list[str] = []
     for field in fields(kind):
-        choice = _choices(kind).get(field.name)
+        choice = choices_of(kind).get(field.name)
         if choice is None:
             keys += [field.name] if field.init else []
             continue
@@ -179,9 +184,9 @@ def keywords_of(kind: type[SchemeStrategy], values: Mapping[str, Any]) -> dict[s
     InvalidParameterError
         If a key is unknown, or the value of an option is not allowed.
     """
-    given, known = dict(values), flat_keys(kind)
+    given, known = _listed(kind, values), flat_keys(kind)
     for key in given:
-        if key not in known and key not in _choices(kind):
+        if key not in known and key not in choices_of(kind):
             raise KeywordError(kind.__name__, key, nearest(key, known))
     chosen = _options(kind, given)
     if "tree" in known:
@@ -192,7 +197,24 @@ def keywords_of(kind: type[SchemeStrategy], values: Mapping[str, Any]) -> dict[s
     return {**given, **chosen}
 
 
-def _choices(kind: type) -> dict[str, _Choice]:
+def _listed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters in which one name stands for the list of it, where lists of names go."""
+    lists = {name for name, hint in get_type_hints(kind).items() if Sequence[str] in _parts(hint)}
+    listed = dict(values)
+    for name in lists & values.keys():
+        value = values[name]
+        if isinstance(value, str):
+            listed[name] = [value]
+        elif value is not None and not isinstance(value, list | tuple):
+            raise InvalidParameterError(name, value, "names, as 1.bias,3.bias")
+    return listed
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return (hint, *get_args(hint))
+
+
+def choices_of(kind: type) -> dict[str, Choice]:
     """Return the fields of a class that take objects, by name."""
     if kind is LoopOptions:
         return {}
@@ -203,7 +225,7 @@ def _choices(kind: type) -> dict[str, _Choice]:
 def _options(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """Return the options that some fields take, from what is given, which loses their keys."""
     chosen: dict[str, Any] = {}
-    for name, choice in _choices(kind).items():
+    for name, choice in choices_of(kind).items():
         if isinstance(given.get(name), Mapping) and len(choice.kinds) == 1:
             (option,) = choice.kinds.values()
             chosen[name] = option(**given.pop(name))  # as a table of its parameters
@@ -213,7 +235,7 @@ def _options(kind: type, given: dict[str, Any]) -> dict[str, Any]:
             continue
         value = given.pop(choice.key, None) if choice.key else ""
         if value is None:
-            value = _usual(kind, choice)
+            value = choice.usual(kind)
         if value is None and _field(kind, name).default is not MISSING:
             continue
         if value is None:
@@ -230,12 +252,6 @@ def _options(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def _usual(kind: type, choice: _Choice) -> str | None:
-    """Return which kind of object a field has by default, if there is one."""
-    usual = _field(kind, choice.field).default_factory
-    return next((value for value, option in choice.kinds.items() if option is usual), None)
-
-
 def _field(kind: Any, name: str) -> "Field[Any]":
     return next(field for field in fields(kind) if field.name == name)
 
@@ -245,7 +261,7 @@ def _elsewhere(kind: type, key: str) -> str:
     having = [
         f"{choice.key}={value}"
         for owner in _owners(kind)
-        for choice in _choices(owner).values()
+        for choice in choices_of(owner).values()
         for value, option in choice.kinds.items()
         if key in {field.name for field in fields(option)}
     ]
@@ -255,7 +271,7 @@ def _elsewhere(kind: type, key: str) -> str:
 def _owners(kind: type) -> Iterator[type]:
     """Return a class, and all kinds of objects that it may have, at any depth."""
     yield kind
-    for choice in _choices(kind).values():
+    for choice in choices_of(kind).values():
         for option in choice.kinds.values():
             yield from _owners(option)
 

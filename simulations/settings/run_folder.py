@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_privacy.errors import (
+    CheckpointError,
     DataError,
     EngineError,
     FlwrPrivacyError,
@@ -23,6 +24,7 @@ from flwr_privacy.errors import (
     check_integer,
 )
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.strategies.state import checkpoint
 from flwr_privacy.wire.files import PRIVATE, exclusive_lock, write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
@@ -194,10 +196,13 @@ class RunFolder:
 
         Raises
         ------
-        InvalidParameterError
+        DataError
             If the file holds something else than settings.
         """
-        return Settings.from_toml(self.settings_path.read_text(encoding="utf-8"))
+        try:
+            return Settings.from_toml(self.settings_path.read_text(encoding="utf-8"))
+        except (InvalidParameterError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.settings_path}: the settings are damaged: {error}") from error
 
     @property
     def told(self) -> dict[str, Any]:
@@ -239,7 +244,43 @@ class RunFolder:
             raise DataError(f"{self.summary_path}: no JSON ({error})") from error
         if not isinstance(summary, dict) or summary.get("status") not in STATUSES:
             raise DataError(f"{self.summary_path}: no summary with a status of {STATUSES}")
+        nodes = summary.get("nodes")
+        for name, fits in (
+            ("engine", summary.get("engine") in ENGINES),
+            ("nodes", isinstance(nodes, int) and nodes > 0),
+            ("experiment_id", isinstance(summary.get("experiment_id"), str)),
+        ):
+            if not fits:
+                text = f"its {name} is {summary.get(name)!r}"
+                raise DataError(f"{self.summary_path}: the summary is damaged: {text}")
         return summary
+
+    def check_resumable(self) -> None:
+        """Look at what a resume needs, before an engine is started.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the run is complete.
+        DataError
+            If settings, summary or history are damaged.
+        CheckpointError
+            If the checkpoint is damaged, or of another run.
+        """
+        summary, rounds = self.summary, self.rounds()
+        if summary["status"] == "completed":
+            done = max((line["round"] for line in rounds), default=0)
+            allowed = (
+                f"a run that is not complete: this one has done its rounds, {done} of "
+                f"{self.settings.rounds}. For more of them start a run with --rounds"
+            )
+            raise InvalidParameterError("--resume", str(self.path), allowed)
+        if self.checkpoint_path.exists():
+            state = checkpoint.load(self.checkpoint_path)
+            mine, theirs = summary["experiment_id"], state.get("experiment_id")
+            if theirs != mine:
+                text = f"is of another experiment: {theirs!r}, not {mine!r}"
+                raise CheckpointError(f"the checkpoint {self.checkpoint_path} {text}")
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return the lines of the rounds so far, in order, each with the bytes up to it.

@@ -7,6 +7,7 @@ lists), and the run folder keeps it.
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from difflib import get_close_matches
 from typing import Any, get_type_hints
 
 import tomli_w
@@ -19,12 +20,21 @@ __all__ = [
     "PartitionSettings",
     "Settings",
     "TrainingSettings",
+    "check_known",
     "flat_table",
     "parse_assignments",
     "with_scheme_parameters",
 ]
 
-PARTITIONS = ("iid", "dirichlet", "shards", "labels", "label-sets")
+PARTITIONS = {
+    "iid": "evenly at random (default)",
+    "dirichlet": "label shares from a Dirichlet law with partition.alpha, by default 0.5",
+    "shards": "label-sorted shards, partition.shards of them per client, by default 2",
+    "labels": "partition.labels labels per client, by default 2",
+    "label-sets": "the same with another set of labels for each client, each label equally often",
+}
+"""The kinds of partition, with one line for `--help`."""
+
 SIZED = ("iid", "label-sets")
 """The partitions in which clients may be given sizes."""
 
@@ -61,9 +71,10 @@ class PartitionSettings:
         check_number("partition.alpha", self.alpha, minimum=1e-6)
         check_integer("partition.shards", self.shards, minimum=1)
         check_integer("partition.labels", self.labels, minimum=1)
-        if not isinstance(self.sizes, list | tuple):
-            raise InvalidParameterError("partition.sizes", self.sizes, "a list of integers")
-        object.__setattr__(self, "sizes", tuple(self.sizes))  # TOML has lists
+        sizes = [self.sizes] if isinstance(self.sizes, int) else self.sizes
+        if not isinstance(sizes, list | tuple):
+            raise InvalidParameterError("partition.sizes", sizes, "integers, as 400,800")
+        object.__setattr__(self, "sizes", tuple(sizes))  # TOML has lists
         for size in self.sizes:
             check_integer("partition.sizes", size, minimum=1)
         if self.sizes and self.kind not in SIZED:
@@ -207,7 +218,7 @@ class Settings:
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise InvalidParameterError("settings", text, f"TOML ({error})") from error
+            raise InvalidParameterError("settings", text[:60], f"TOML ({error})") from error
         return cls().with_values(table)
 
     def with_values(self, values: Mapping[str, Any]) -> "Settings":
@@ -224,7 +235,8 @@ class Settings:
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Read ``key=value`` pairs as the command line has them.
 
-    The value is TOML (numbers, booleans, lists, tables); anything else is a string.
+    The value is TOML (numbers, booleans, lists, tables); a list needs no brackets. Anything else is
+    a string.
 
     Raises
     ------
@@ -233,20 +245,31 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
     Examples
     --------
-    >>> parse_assignments(["rounds=3", "partition.kind=shards", "strategy.bits=[4, 8]"])
-    {'rounds': 3, 'partition.kind': 'shards', 'strategy.bits': [4, 8]}
+    >>> parse_assignments(["rounds=3", "partition.kind=shards", "fanouts=4,5", "keep_back=a,b"])
+    {'rounds': 3, 'partition.kind': 'shards', 'fanouts': [4, 5], 'keep_back': ['a', 'b']}
     """
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise InvalidParameterError("--set", assignment, "key=value")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        values[key.strip()] = value
+        values[key.strip()] = _value(text)
     return values
+
+
+def _value(text: str) -> Any:
+    for written in (text, f"[{text}]", _quoted(text)):
+        if written == text or "," in text:
+            try:
+                return tomllib.loads(f"value = {written}")["value"]
+            except tomllib.TOMLDecodeError:
+                continue
+    return text
+
+
+def _quoted(text: str) -> str:
+    """Return a list of words, such as names of arrays, in TOML."""
+    return "[" + ", ".join(f'"{part.strip()}"' for part in text.split(",")) + "]"
 
 
 def with_scheme_parameters(values: Mapping[str, Any], own: Container[str]) -> dict[str, Any]:
@@ -311,7 +334,7 @@ def _updated(settings: Any, values: Mapping[str, Any], prefix: str) -> Any:
     changes: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
-            _raise_unknown(prefix + key, {prefix + name for name in known})
+            check_known(prefix + key, {prefix + name for name in known})
         current = getattr(settings, key)
         if key in _OPTIONAL and isinstance(value, bool):
             value = {} if value else None
@@ -324,7 +347,11 @@ def _updated(settings: Any, values: Mapping[str, Any], prefix: str) -> Any:
                 raise InvalidParameterError(prefix + key, value, "a table of settings")
             changes[key] = _updated(current, value, f"{prefix}{key}.")
         elif isinstance(current, dict):
+            if not isinstance(value, Mapping):
+                raise InvalidParameterError(prefix + key, value, "a table of parameters")
             changes[key] = {**current, **value}
+        elif key in _OPTIONAL and not isinstance(value, _OPTIONAL[key]):
+            raise InvalidParameterError(prefix + key, value, "true, false or a table of settings")
         else:
             changes[key] = _typed(settings, prefix, key, value)
     return replace(settings, **changes)
@@ -344,11 +371,33 @@ def _typed(settings: Any, prefix: str, key: str, value: Any) -> Any:
     return value
 
 
-def _raise_unknown(key: str, known: set[str]) -> None:
-    try:
-        check_choice("--set", key, known)
-    except InvalidParameterError as error:
-        raise InvalidParameterError("--set", key, f"a known key, {error.allowed}") from None
+def check_known(key: str, known: Iterable[str]) -> None:
+    """Refuse a key that there is not.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is none of that name; the message has the nearest names, or else all.
+    """
+    names = sorted(known)
+    if key in names:
+        return
+    if key in _OF_FLOWER:
+        raise InvalidParameterError("--set", key, f"a known key, {_OF_FLOWER[key]}")
+    close = get_close_matches(key, names, n=2, cutoff=0.6)
+    told = f"nearest: {' or '.join(map(repr, close))}" if close else f"one of {', '.join(names)}"
+    raise InvalidParameterError("--set", key, f"a known key, {told}")
+
+
+_OF_FLOWER = {
+    "fraction_train": "here 'per_round', the number of clients of a round",
+    "min_train_nodes": "here 'per_round', the number of clients of a round",
+    "min_available_nodes": "here 'clients', the number of clients",
+    "min_evaluate_nodes": "here 'fraction_evaluate'",
+    "num_rounds": "here 'rounds'",
+    "num_supernodes": "here 'clients'",
+}
+"""Flower's names of what a simulation calls otherwise."""
 
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:

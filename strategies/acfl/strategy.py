@@ -34,7 +34,7 @@ from flwr_privacy.errors import (
     check_flag,
     check_integer,
 )
-from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.keywords import check_usual, checked_keywords
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.grid import CODE_LIMIT
@@ -174,6 +174,10 @@ class ACFL(CodedSetup):
             symmetric_noise=self.symmetric_noise,
             batch_fraction=self.batch_fraction,
         )
+        optimal = isinstance(self.privacy, NoisedSetup) and self.privacy.split == "optimal"
+        if not (self.project or optimal or self.weighting.alpha == "bounds"):
+            where = "without project, alpha='bounds' or split='optimal', which use it"
+            check_usual(self, {"model_bound": None}, where)
         if self.project and self.inner is not None:
             raise InvalidParameterError("project", self.project, "false with an inner strategy")
         if self.learning_rate is None and not self.weighting.needs_setup:

@@ -22,7 +22,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.keywords import check_usual, checked_keywords
 from flwr_privacy.mspdq import MIX, MSPTerms, TheorySteps
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
@@ -146,6 +146,8 @@ class MSP(DrawnStrategy):
         super().__post_init__()
         self._keep_back_given = self.keep_back
         usual = self._usual(paper=self.paper)
+        law = {"scale": 1.0} if self.split in ("uniform", "uniform_m") else {"eps_s": 0.3}
+        check_usual(self, law, f"with split='{self.split}', which does not use it")
         if self.tolerance is not None and self.mixing_rounds is not None:
             raise InvalidParameterError(
                 "tolerance", self.tolerance, "nothing beside mixing_rounds: it decides on them"

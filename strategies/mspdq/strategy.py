@@ -20,7 +20,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
-from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.keywords import check_usual, checked_keywords
 from flwr_privacy.mspdq import CODES, MIX, SYNC, Hub, Intervals, MSPTerms, SumHub, code_sum
 from flwr_privacy.mspdq.terms import STARTS
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
@@ -136,6 +136,9 @@ class MSPDQ(MSP):
             "interval": interval,
         }
         self.intervals = Intervals(rule=interval, pi=self.pi, c=self.c, bound=self.bound)
+        constants = {"fixed": "pi", "linf": "c", "bound": "bound"}
+        idle = {name: 1.0 for rule, name in constants.items() if rule != interval}
+        check_usual(self, idle, f"with interval='{interval}', which does not use it")
         if secure:
             _check_summed(paper=self.paper, start=start, intervals=self.intervals)
         super().__post_init__()

@@ -30,7 +30,7 @@ from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.fedvs.options import ColumnFeatures
 from flwr_privacy.fedvs.rows import Segments, batch_of
 from flwr_privacy.fedvs.server_model import ServerModel
-from flwr_privacy.keywords import check_options, checked_keywords
+from flwr_privacy.keywords import check_options, check_usual, checked_keywords
 from flwr_privacy.strategies.requests.request_log import arrays_of
 from flwr_privacy.strategies.state.experiment import SchemeResult
 from flwr_privacy.wire.identity import derive_seed
@@ -151,6 +151,7 @@ class VerticalStrategy(ColumnOwners):
         self._delays = None if self.delays is False else table
         super().__post_init__()
         self.fraction_evaluate = 0.0  # the strategy evaluates by itself
+        check_usual(self, {"fraction_train": 1.0}, "here: all clients take part in every round")
 
     def _build(self) -> None:
         super()._build()

@@ -484,7 +484,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"alphas": (1.0,)}, "alphas = (1.0,): expected 2 numbers"),
     ({"alphas": -1.0}, "alphas = -1.0: expected a finite number of at least 0"),
     ({"sampling_rate": 1.1}, "sampling_rate = 1.1: expected a finite number from"),
-    ({"epsilon": 0}, "epsilon = 0: expected a finite number of at least"),
+    ({"epsilon": 0}, "epsilon = 0: expected a finite number"),
     ({"delta": 1.0}, "delta = 1.0: expected a finite number from"),
 ]
 

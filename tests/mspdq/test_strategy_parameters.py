@@ -54,7 +54,7 @@ from flwr_privacy.strategies import MSP, MSPDQ
             {"tolerance": 0.1, "mixing_rounds": 4},
             "tolerance = 0.1: expected nothing beside mixing_rounds: it decides on them",
         ),
-        ({"tolerance": 0.0}, "tolerance = 0.0: expected a finite number of at least"),
+        ({"tolerance": 0.0}, "tolerance = 0.0: expected a finite number above 0"),
         (
             {"tolerance": 1e-3, "gamma": 0.1, "coupling": "harmonic"},
             "tolerance = 0.001: expected more: 1000000 mixing steps leave",

@@ -89,7 +89,12 @@ def mean_of(clients: Any) -> np.ndarray:
 
 def build(secure_sum: SecureSum | None = None, **options: Any) -> MSPDQ:
     secure_sum = secure_sum or SecureSum()
-    return make(MSPDQ, **{"secure_sum": secure_sum, "bound": BOUND, "seed": 3, **options})
+    return make(MSPDQ, **{"secure_sum": secure_sum, "seed": 3, **bound_of(options), **options})
+
+
+def bound_of(options: dict[str, Any]) -> dict[str, float]:
+    """Return the bound of an update, where the rule of the intervals has one."""
+    return {} if options.get("interval") == "fixed" else {"bound": BOUND}
 
 
 def run(strategy: MSPDQ, **options: Any) -> Any:
@@ -194,7 +199,7 @@ def test_the_model_is_the_one_without_a_secure_sum(options: dict[str, Any]) -> N
     bits = options.get("bits", 8)
     clear = make(
         MSPDQ,
-        **{"mixing_start": "global", "interval": "bound", "bound": BOUND, "seed": 3, **alike},
+        **{"mixing_start": "global", "interval": "bound", "seed": 3, **bound_of(options), **alike},
         levels=2**bits - 1,
     )
     seen = run(clear, insecure_seed=5, num_rounds=2)

@@ -188,9 +188,9 @@ def test_what_the_type_allows_is_what_the_constructor_allows(
 
 @pytest.mark.parametrize("kind", [kind for kind in STRATEGIES if kind is not SchemeStrategy])
 def test_a_copy_takes_the_options_of_the_first(kind: type) -> None:
-    first = kind(fraction_train=0.25, **REQUIRED.get(kind, {}))
-    copy = dataclasses.replace(first, min_train_nodes=3)
-    assert (copy.fraction_train, copy.min_train_nodes) == (0.25, 3)
+    first = kind(min_train_nodes=5, **REQUIRED.get(kind, {}))
+    copy = dataclasses.replace(first, min_evaluate_nodes=3)
+    assert (copy.min_train_nodes, copy.min_evaluate_nodes) == (5, 3)
     assert copy._metrics_fns == {"train": None, "evaluate": None}
 
 

@@ -96,7 +96,7 @@ def test_planned_releases_fit_with_different_noise_of_the_same_sum_of_squares():
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"epsilon": 0}, "epsilon = 0: expected a finite number of at least"),
+        ({"epsilon": 0}, "epsilon = 0: expected a finite number"),
         ({"epsilon": math.inf}, "epsilon = inf"),
         ({"delta": 0}, "delta = 0: expected a number strictly between 0 and 1"),
         ({"delta": [1e-5]}, "delta = [1e-05]: expected"),

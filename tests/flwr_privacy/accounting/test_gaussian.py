@@ -119,7 +119,7 @@ def test_extremes():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: mu_of(0, 1e-5), "epsilon = 0: expected a finite number of at least"),
+        (lambda: mu_of(0, 1e-5), "epsilon = 0: expected a finite number"),
         (lambda: mu_of(-1.0, 1e-5), "epsilon = -1.0"),
         (lambda: mu_of(math.nan, 1e-5), "epsilon = nan"),
         (lambda: mu_of(1.0, 0.0), "delta = 0.0: expected a number strictly between 0 and 1"),

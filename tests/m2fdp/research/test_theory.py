@@ -250,7 +250,7 @@ def corollary_gap_term(s: Sequence[int], p: Sequence[float], m: int) -> float:
         ),
         (
             lambda: theorem1_bound(beta=0.0, T=1, K=1, G=1, decrease=1),
-            "beta = 0.0: expected a finite number of at least",
+            "beta = 0.0: expected a finite number",
         ),
         (
             lambda: step_size(beta=1.0, previous_steps=0, total_steps=1, t=1),
