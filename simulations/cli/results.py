@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.demo import ABOUT, TITLE, demo_settings
+from flwr_privacy.simulations.demo import TITLE, demo_runs
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out
 from flwr_privacy.simulations.settings.card_run import opened
 from flwr_privacy.simulations.settings.run_folder import RunFolder
@@ -39,7 +39,7 @@ def demo(
     ),
     engine: Annotated[str, typer.Option(help="ray or inline.")] = "ray",
 ) -> None:
-    """Train on real data, with and without privacy, and report what privacy costs."""
+    """Train on real data under each scheme, and report what privacy costs."""
     from flwr_privacy.simulations.reports.report import write_report
 
     where = Engine(name=engine)
@@ -47,15 +47,21 @@ def demo(
     number = 2
     while parent.exists():
         parent, number = out.with_name(f"{out.name}-{number}"), number + 1
+    runs = demo_runs()
     folders = [
-        RunFolder.create(parent / name, settings, engine=engine, nodes=where.nodes(settings))
-        for name, settings in demo_settings().items()
+        RunFolder.create(
+            parent / name, run.settings, engine=engine, nodes=where.nodes(run.settings)
+        )
+        for name, run in runs.items()
     ]
+    about = {name: run.about for name, run in runs.items()}
+    for name, text in about.items():
+        typer.echo(f"{name}: {text}")
     with ExitStack() as stack:
         for folder in folders:
             stack.enter_context(folder.alone())
         carry_out(folders, where)
-    typer.echo(f"report: {write_report(folders, parent, title=TITLE, about=ABOUT)}")
+    typer.echo(f"report: {write_report(folders, parent, title=TITLE, about=about)}")
 
 
 def verify(

@@ -12,7 +12,8 @@ from flwr_privacy.errors import FlwrPrivacyError, check_choice, check_integer
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.ledger import Entry
 from flwr_privacy.strategies import SchemeStrategy
-from flwr_privacy.strategies.state.experiment import CARD, CHECKPOINT
+from flwr_privacy.strategies.state.card_folder import CARD
+from flwr_privacy.strategies.state.experiment import CHECKPOINT
 
 from .endurance_checks import Account, Gauge, Held, Mark, Place, account, growth, held, traced
 from .endurance_faults import DEADLINE, RATE, FaultPlan, Journal, RestlessGrid

@@ -64,14 +64,24 @@ def guaranteed(runs: Sequence[ReportedRun]) -> list[Guaranteed]:
 # Accuracy over epsilon
 
 
-def comparable(guaranteed: Sequence[Guaranteed]) -> list[list[Guaranteed]]:
-    """Return the runs that spent epsilon, those together whose epsilon means the same."""
+def comparable(
+    guaranteed: Sequence[Guaranteed], *, any_adversary: bool = False
+) -> list[list[Guaranteed]]:
+    """Return the runs that spent epsilon, those together whose epsilon means the same.
+
+    Parameters
+    ----------
+    guaranteed : sequence of (ReportedRun, Guarantee)
+        The runs.
+    any_adversary : bool, default False
+        Whether it may hold against one adversary in one run, and another in the next.
+    """
     groups: dict[tuple[object, ...], list[Guaranteed]] = {}
     for run, guarantee in guaranteed:
         if any(epsilon > 0 for epsilon, _ in _spending(run)):
             meaning = (
-                *(run.task, guarantee.protects, guarantee.adversary),
-                *(guarantee.neighbours, guarantee.delta),
+                *(run.task, guarantee.protects, guarantee.neighbours, guarantee.delta),
+                "" if any_adversary else guarantee.adversary,
             )
             groups.setdefault(meaning, []).append((run, guarantee))
     return list(groups.values())
@@ -85,10 +95,13 @@ def epsilon_chart(group: Sequence[Guaranteed], runs: Sequence[ReportedRun], *, n
     for run, _ in group:
         xs, ys = zip(*_spending(run), strict=True)
         series.append(run.series(xs, ys))
+    adversaries = {one.adversary for _, one in group}
     on_plot = [
         f"unit: {guarantee.protects}; delta {_digits(guarantee.delta)}",
         f"neighbours: {guarantee.neighbours}",
-        f"adversary: {guarantee.adversary}",
+        f"adversary: {guarantee.adversary}"
+        if len(adversaries) == 1
+        else "adversaries: not the same for all runs, see Privacy below",
     ]
     if void := [run.label for run, one in group if one.void]:
         on_plot.append(f"VOID: no protection by {listed(void)}")

@@ -64,7 +64,7 @@ def write_report(
     title : str, default "Federated learning runs"
         Title of the page.
     about : Mapping, optional
-        What each run is, in a line, by its name.
+        What each run is, in a line, by what it is to be called; in the order of the runs.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def write_report(
     """
     if not runs:
         raise InvalidParameterError("runs", [], "at least one run folder")
-    reported = read_runs(runs)
+    reported = read_runs(runs, names=list(about or ()))
     sections = [section(reported) for section in SECTIONS]
     page = rendered("report.html", title=title, about=about or {}, sections=sections)
     path = out / "report.html"

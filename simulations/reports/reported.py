@@ -126,8 +126,15 @@ class ReportedRun:
         return _scores(self.rounds, metric, source)
 
 
-def read_runs(folders: Sequence[RunFolder]) -> list[ReportedRun]:
+def read_runs(folders: Sequence[RunFolder], *, names: Sequence[str] = ()) -> list[ReportedRun]:
     """Read runs for a report on all of them.
+
+    Parameters
+    ----------
+    folders : sequence of RunFolder
+        The runs.
+    names : sequence of str, default ()
+        What they are called; by default the settings in which they differ say it.
 
     Raises
     ------
@@ -135,7 +142,7 @@ def read_runs(folders: Sequence[RunFolder]) -> list[ReportedRun]:
         If a run folder is damaged.
     """
     runs = []
-    told_apart = zip(folders, _labels(folders), differing_settings(folders), strict=True)
+    told_apart = zip(folders, names or _labels(folders), differing_settings(folders), strict=True)
     for index, (folder, label, differing) in enumerate(told_apart):
         # The card is renewed in every round: it also tells of runs that go on or were broken off.
         settings, rounds, card = folder.settings, folder.rounds(), folder.card

@@ -17,9 +17,13 @@ MB = 1e6
 
 def summary(runs: Sequence[ReportedRun]) -> Markup:
     """Return what came out of the runs, for who reads no more than that."""
-    groups = comparable(guaranteed(runs))
-    # The most runs whose epsilons mean the same; the first of equals.
-    group = max(groups, key=len, default=[])
+    groups = comparable(guaranteed(runs), any_adversary=True)
+    # The most runs whose neighbours are the same, beside one without privacy if there is one.
+    group = max(
+        groups,
+        key=lambda group: (baseline_of(runs, group[0][0].task) is not None, len(group)),
+        default=[],
+    )
     chosen = _chosen(runs)
     return rendered(
         "summary.html",
@@ -39,7 +43,7 @@ def _sentence(runs: Sequence[ReportedRun], group: Sequence[Guaranteed]) -> str:
         plain = baseline_of(runs, private.task)
         beside = f", without privacy {score_text(plain.results.accuracy)}" if plain else ""
         return (
-            f"With epsilon {number_text(epsilon or 0.0)} ({private.guarantee.neighbours}) "
+            f"With epsilon {epsilon or 0.0:.3g} ({private.guarantee.neighbours}) "
             f"{private.label} reaches accuracy {score_text(private.results.accuracy)} on "
             f"{private.task}{beside}."
         )
@@ -91,7 +95,7 @@ def _column(neighbours: str) -> str:
 def _row(run: ReportedRun, relations: Sequence[str]) -> dict[str, object]:
     guarantee = run.guarantee
     epsilons = {
-        _column(one): number_text(guarantee.spent)
+        _column(one): f"{guarantee.spent:.3g}"
         if guarantee and guarantee.spent is not None and guarantee.neighbours == one
         else None
         for one in relations

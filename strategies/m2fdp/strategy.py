@@ -44,6 +44,7 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.updates import released_names
+from flwr_privacy.strategies.budget import budget_metrics
 from flwr_privacy.strategies.loop.base import SchemeStrategy
 from flwr_privacy.strategies.requests.messenger import Assigned, only
 from flwr_privacy.strategies.requests.request_log import arrays_of
@@ -401,8 +402,8 @@ class M2FDP(SchemeStrategy):
         )
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
-        """Return steps, noise, energy and delay of the last round."""
-        return self._tiers.metrics()
+        """Return steps, noise, energy and delay of the last round, and what is spent."""
+        return {**self._tiers.metrics(), **budget_metrics(card)}
 
     def _write_tree(self) -> None:
         if self.experiment.run_dir is not None:

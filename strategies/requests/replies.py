@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.wire.message import INSECURE, RECORD
@@ -68,7 +68,7 @@ def add_up(
 
 def _of_the_app(content: RecordDict) -> RecordDict:
     """Return the records and metrics of a reply that are the app's own, without its arrays."""
-    own = {
+    own: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         name: _own_metrics(value) if isinstance(value, MetricRecord) else value
         for name, value in content.items()
         if name != RECORD and not isinstance(value, ArrayRecord)

@@ -15,7 +15,8 @@ from flwr.app import ArrayRecord
 from flwr_privacy.clients import CentralDPClient, as_mod
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.strategies import CentralDP
-from flwr_privacy.strategies.state.experiment import CARD, CHECKPOINT, Experiment
+from flwr_privacy.strategies.state.card_folder import CARD
+from flwr_privacy.strategies.state.experiment import CHECKPOINT, Experiment
 
 APP = message_app([as_mod(CentralDPClient)])
 ROUNDS = 3

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import Command
+from markupsafe import escape
 
 from flwr_privacy.simulations.cli import results
-from flwr_privacy.simulations.demo import demo_settings
+from flwr_privacy.simulations.demo import demo_runs
 from flwr_privacy.simulations.engines.placement import Machine
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
@@ -332,32 +333,34 @@ def test_a_port_that_is_taken(command: Command, tmp_path: Path) -> None:
 def test_the_demo_shows_what_privacy_costs(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = {name: replace(one, rounds=2) for name, one in demo_settings().items()}
-    monkeypatch.setattr(results, "demo_settings", lambda: short)
+    short = {
+        name: replace(one, settings=replace(one.settings, rounds=2))
+        for name, one in demo_runs().items()
+    }
+    monkeypatch.setattr(results, "demo_runs", lambda: short)
     (tmp_path / "demo").mkdir()
     done = command("demo", "--engine", "inline", "--out", "demo")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("report: demo-2/report.html\n")
     report = json.loads((tmp_path / "demo-2" / "report.json").read_text())
-    assert report["title"] == "Federated learning on digits, with and without privacy"
+    assert report["title"] == "Federated learning with and without privacy"
     runs = {run["name"]: run for run in report["runs"]}
     assert list(runs) == list(short)
     assert {run["summary"]["status"] for run in runs.values()} == {"completed"}
-    for name, epsilon in (("udp-epsilon-8", 8.0), ("udp-epsilon-2", 2.0)):
+    schemes = {run["guarantee"]["scheme"] for run in runs.values()}
+    assert schemes == {"fedavg", "udp", "m2fdp", "acfl", "mspdq", "fedvs"}
+    for name, one in short.items():
+        assert f"{name}: {one.about}\n" in done.stdout
+        assert "\n" not in one.about
+    for name, epsilon in (("udp-epsilon-8", 8.0), ("udp-epsilon-2-shared-noise", 2.0)):
         guarantee = runs[name]["guarantee"]
         assert guarantee["protects"] == "one record of a client"
         assert guarantee["epsilon"] == epsilon
         assert guarantee["spent"] == pytest.approx(epsilon, rel=1e-6)
         assert "void" not in guarantee
         assert "verified: 2 releases of 10 clients" in command("verify", f"demo-2/{name}").stdout
-    assert {runs[name]["label"] for name in runs if name.startswith(("udp", "no-"))} == {
-        *("digits-linear: fedavg", "digits-linear: udp, epsilon 8.0"),
-        "digits-linear: udp, epsilon 2.0",
-        "digits-linear: udp, epsilon 2.0, schedule discounting",
-        "digits-linear: udp, epsilon 2.0, shared_noise, secure_sum",
-    }
     page = (tmp_path / "demo-2" / "report.html").read_text()
-    assert "noise that the clients of a secure sum share" in page
+    assert all(str(escape(one.about)) in page for one in short.values())
     assert "best without privacy" in page
 
 

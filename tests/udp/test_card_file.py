@@ -12,7 +12,8 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.strategies import UDP
 from flwr_privacy.strategies.state import checkpoint
-from flwr_privacy.strategies.state.experiment import CARD, Experiment
+from flwr_privacy.strategies.state.card_folder import CARD
+from flwr_privacy.strategies.state.experiment import Experiment
 
 ROUNDS = 2
 save, keep_card = checkpoint.save, Experiment.keep_card

@@ -76,11 +76,11 @@ class Described:
         TypeError
             If a value is missing, unknown or of another type.
         """
-        kinds = {entry.name: entry.type for entry in fields(cls)}
+        kinds: dict[str, Any] = {entry.name: entry.type for entry in fields(cls)}
         if set(values) != set(kinds):
             raise TypeError(f"{sorted(set(values) ^ set(kinds))} are missing or unknown")
         for name, value in values.items():
-            plain = {str: str, int: int}.get(kinds[name], dict)
+            plain = kinds[name] if kinds[name] in (str, int) else dict
             texts = value.items() if isinstance(value, dict) else ()
             if type(value) is not plain or not all(type(t) is str for pair in texts for t in pair):
                 raise TypeError(f"{name} is no {plain.__name__} of texts")

@@ -70,7 +70,9 @@ def test_text_from_outside_is_escaped(make, tmp_path):
     run = make("a<b>", status="failed", error=evil, **{"strategy.note": evil})
     leave_card(run, protects=evil, void=evil, not_protected=(evil,))
     other = make("b", late=1, scheme="<i>udp</i>")
-    page, table = written([run, other], tmp_path / "out", title=evil, about={evil: evil})
+    page, table = written(
+        [run, other], tmp_path / "out", title=evil, about={evil: evil, "other": evil}
+    )
     assert not {"script", "i", "b"} & set(page.tags)
     assert page.text.count("<script>alert('x')</script>") >= 8
     assert "Refused: <non-finite>" in page.text
