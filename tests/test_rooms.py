@@ -37,6 +37,7 @@ LAYERS = [
     ["simulations.runner"],
     ["simulations.deployment", "simulations.reliability"],
     ["simulations.research"],
+    ["simulations.calibration"],
     ["simulations.inspector"],
     ["simulations.operations"],
     ["simulations"],
