@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from flwr_privacy.central_dp.mean import ClippedUpdate
 from flwr_privacy.central_dp.terms import CentralDPTerms
-from flwr_privacy.clients.node.base import SchemeClient, Train
+from flwr_privacy.clients.node.base import Train
 from flwr_privacy.clients.node.client_app import SchemeClientApp
+from flwr_privacy.clients.node.private_evaluation import EvaluatingClient
 from flwr_privacy.pipeline.mechanism import Release
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.wire import fields as records
@@ -19,7 +20,7 @@ from flwr_privacy.wire.message import TRAIN, Fields
 __all__ = ["CentralDPClient", "CentralDPClientApp"]
 
 
-class CentralDPClient(SchemeClient):
+class CentralDPClient(EvaluatingClient):
     """Client half of `flwr_privacy.strategies.CentralDP`, around any training.
 
     Guarantee

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from flwr_privacy.clients.certificates.per_record_loss import asked_loss
 from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
-from flwr_privacy.clients.node.base import Evaluate, SchemeClient, Train
+from flwr_privacy.clients.node.base import Evaluate, Train
 from flwr_privacy.clients.node.client_app import SchemeClientApp
+from flwr_privacy.clients.node.private_evaluation import EvaluatingClient, is_private
 from flwr_privacy.clients.node.rehearsal import rehearsed
 from flwr_privacy.pipeline.mechanism import Facts, Release
 from flwr_privacy.privacy.averaging import WeightedMean
@@ -25,7 +26,7 @@ __all__ = ["UDPClient", "UDPClientApp"]
 logger = logging.getLogger("flwr.privacy")
 
 
-class UDPClient(SchemeClient):
+class UDPClient(EvaluatingClient):
     """Client half of `flwr_privacy.strategies.UDP` (Wei et al., algorithms 1 and 2).
 
     At user level it goes around any training. At record level the training must call
@@ -68,7 +69,9 @@ class UDPClient(SchemeClient):
         )
 
     def release_of_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Release:
-        """Return the release of the loss of a model."""
+        """Return the release of what the client says of a model: counts, or a loss."""
+        if is_private(fields):
+            return super().release_of_evaluation(arrays, fields, evaluate)
         terms = records.read(LossTerms, fields)
         if terms.unit != RECORD_UNIT:
             return Release(mechanism=terms, work=lambda _, __: evaluate())
@@ -79,7 +82,7 @@ class UDPClient(SchemeClient):
         )
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
-        """Return an empty sum of codes for a training."""
+        """Return an empty sum of codes."""
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
         return records.read(UDPTerms, fields).accumulator(arrays)

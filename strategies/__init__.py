@@ -9,6 +9,7 @@ from flwr_privacy.acfl import (
     Weighting,
 )
 from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
+from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.fedvs.options import (
     VAFL,
     ColumnFeatures,
@@ -88,6 +89,7 @@ __all__ = [
     "NoisedSetup",
     "PaperNoise",
     "PlateauNoise",
+    "PrivateEvaluation",
     "Quantisation",
     "QuantizedFedAvg",
     "RecordLevel",

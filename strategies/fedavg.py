@@ -96,7 +96,9 @@ class FedAvg(SchemeStrategy):
                 "about keys, a larger threshold against one that lies about who takes part",
                 "each client keeps its own secrets",
             ),
-            evidence=("tests/secure_sum",),
+            evidence=(
+                "tests of the secure sum: dishonest servers and clients, and clients that drop out",
+            ),
         )
 
     def _terms(self, secure_sum: SecureSum) -> FedAvgSumTerms:

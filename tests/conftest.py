@@ -13,6 +13,7 @@ runs in a process for each kind of engine (see the Makefile).
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,11 @@ settings.load_profile("busy")
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before anybody imports NumPy or torch
+
+# Runs without a run folder leave their privacy cards here, and not among the sources.
+if "FLWR_PRIVACY_RUNS" not in os.environ:
+    _cards = tempfile.TemporaryDirectory(prefix="flwr-privacy-cards-")
+    os.environ["FLWR_PRIVACY_RUNS"] = _cards.name
 
 FUZZ_SEED = "FLWR_PRIVACY_FUZZ_SEED"
 os.environ.setdefault(FUZZ_SEED, secrets.token_hex(4))  # workers have the one of their parent

@@ -77,6 +77,8 @@ class SchemeClient(NumPyClient):
         `check_unaccounted` before it does.
     sums : {"never", "may", "only"}
         Whether the client can send its answers, which are codes on a grid then, into a secure sum.
+    sums_evaluations : bool
+        Whether its answers to evaluations can go into a secure sum, too.
     records : RecordLayout, optional
         What the app's records look like, set in a class of the app's own. It says that the training
         reads data through `flwr_privacy.clients.own_data` alone. Then it is rehearsed on generated
@@ -92,6 +94,7 @@ class SchemeClient(NumPyClient):
     bare: ClassVar[bool] = False
     guarantees_dp: ClassVar[bool] = False
     sums: ClassVar[str] = "never"
+    sums_evaluations: ClassVar[bool] = False
     keeps_statistics: ClassVar[bool] = False
     records: "ClassVar[RecordLayout | None]" = None
 
@@ -190,6 +193,13 @@ class SchemeClient(NumPyClient):
             f"a client under the scheme '{self.scheme}' releases nothing of an evaluation: "
             "evaluate on the server (fraction_evaluate = 0)"
         )
+
+    def answer_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Answer:
+        """Return the answer to an evaluation; by default the metrics of `handle_evaluation`.
+
+        Parameters and errors are those of `handle_evaluation`.
+        """
+        return {}, {METRICS: self.handle_evaluation(arrays, fields, evaluate)}
 
     def rehearsal(self, start: Arrays, train: Train) -> Callable[[], None] | None:
         """Return a function that tries a training on generated records, or says that it cannot.

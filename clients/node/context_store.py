@@ -14,8 +14,9 @@ node configuration             environment                       meaning
 ``privacy-allow-unprotected``  FLWR_PRIVACY_ALLOW_UNPROTECTED    schemes, with commas between them,
                                                                  that promise differential privacy
                                                                  and may answer without noise
-``privacy-data-set``                                             name of the data set; by default
-                                                                 the client's
+``privacy-data-set``           FLWR_PRIVACY_DATA_SET             name of the data set; by default
+                                                                 the client's. Simulated clients
+                                                                 add their own to it
 ``privacy-identity``           FLWR_PRIVACY_IDENTITY             PEM file with the client's
                                                                  long-term key (Ed25519); by default
                                                                  one is made in ``privacy-state``,
@@ -36,7 +37,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,6 +69,7 @@ from .node_settings import may_run_any
 __all__ = [
     "ALLOW_UNPROTECTED",
     "ALLOW_VARIABLE",
+    "DATA_SET_VARIABLE",
     "POLICY_VARIABLE",
     "SIMULATED",
     "STATE_VARIABLE",
@@ -87,6 +89,9 @@ logger = logging.getLogger("flwr.privacy")
 STATE_VARIABLE, POLICY_VARIABLE = "FLWR_PRIVACY_STATE", "FLWR_PRIVACY_POLICY"
 
 IDENTITY_VARIABLE = "FLWR_PRIVACY_IDENTITY"
+
+DATA_SET_VARIABLE = "FLWR_PRIVACY_DATA_SET"
+"""`flwr-privacy executor` sets it to what the operator's list says of the app that it runs."""
 
 _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
 _DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"
@@ -125,7 +130,7 @@ class ContextStore(NodeStore):
         """
         rules, config = rules_of(context), context.node_config
         client_id = client_id_from(config)
-        data_set = check_client_id(str(config.get(_DATA_SET, client_id)), parameter=_DATA_SET)
+        data_set = _data_set(config, client_id, simulated=rules.simulated)
         folder = _folder(context)
         # What guards against power cuts protects nobody in a simulation; without it a killed
         # process still loses nothing.
@@ -146,6 +151,30 @@ class ContextStore(NodeStore):
             identity=None if identity is None else _usable("identity", Identity.read, identity),
             pins=None if pins is None else _usable("pinned keys", Pins.read, pins),
         )
+
+
+def _data_set(config: Mapping[str, Any], client_id: str, *, simulated: bool) -> str:
+    """Return the name of the data set whose ledger a client's releases are charged to.
+
+    Raises
+    ------
+    LedgerError
+        If configuration and environment name two: the operator has to say which one it is.
+    InvalidParameterError
+        If the name is malformed.
+    """
+    own, of_app = config.get(_DATA_SET), os.environ.get(DATA_SET_VARIABLE) or None
+    if own is not None and of_app is not None and own != of_app:
+        raise LedgerError(
+            f"the data set has two names: {_DATA_SET} = {own!r} in the node's configuration and "
+            f"{DATA_SET_VARIABLE} = {of_app!r} in its environment; name it in one place"
+        )
+    name = of_app if own is None else own
+    if name is None:
+        return client_id
+    data_set = check_client_id(str(name), parameter=_DATA_SET)
+    # One environment serves all simulated clients, and each of them has data of its own.
+    return f"{data_set}@{client_id}" if simulated and own is None else data_set
 
 
 def policy_of(context: Context) -> Policy:

@@ -199,10 +199,11 @@ def run_client(
     if not client.guarantees_dp:
         # Also a scheme of the user's own that does not ask by itself, whose noise nobody knows.
         client.check_unaccounted(sigma=None)
-    if _is_evaluation(message):
-        return run.evaluate()
     # A sum takes the arrays in before anybody trains again.
-    return run.handle(local=cohort is not None and cohort.reply == SUM)
+    local = cohort is not None and cohort.reply == SUM
+    if _is_evaluation(message):
+        return run.evaluate(local=local)
+    return run.handle(local=local)
 
 
 def _is_evaluation(message: Message) -> bool:
@@ -236,20 +237,30 @@ class _Run:
     header: Header
     fields: Fields
 
-    def evaluate(self) -> RecordDict:
+    def evaluate(self, *, local: bool) -> RecordDict:
         """Return what leaves the node of the user's evaluation of a model."""
-        client, header, called = self.client, self.header, list[str]()
-        arrays = RecordArrays(first_array_record(self.message.content))
-        fields = self.fields | _named(header, None, _told(self.message.content))
+        client, header, content = self.client, self.header, self.message.content
+        arrays, called = RecordArrays(first_array_record(content)), list[str]()
+        if JOIN in content and not client.sums_evaluations:
+            raise ProtocolError(f"the scheme '{client.scheme}' has no secure sum of evaluations")
+        # Outside of a secure sum the scheme's own release says whether it needs one.
+        place = _place(client, self.context, header, content) if JOIN in content else None
+        fields = self.fields | _named(header, place, _told(content))
 
         def evaluate() -> Metrics:
             called.append(EVALUATE)
             return self.app.evaluate(client, _asked(self.message), self.context)
 
         with _refusing_alike(client, self.context, called):
-            metrics = client.handle_evaluation(arrays, fields, discreet(evaluate, "evaluation"))
-            numbers = MetricRecord(dict(metrics))
-        return RecordDict({METRICS: numbers, RECORD: reply_record(header, self.client_id, {})})
+            out, own = client.answer_evaluation(arrays, fields, discreet(evaluate, "evaluation"))
+            metrics = dict(own.pop(METRICS, {}))
+            if place is not None:
+                out, metrics = place.masked(out, metrics)
+            reply = RecordDict({METRICS: MetricRecord(metrics)})
+            if out:
+                reply[ARRAYS] = to_record(out, local=local)
+        reply[RECORD] = reply_record(header, self.client_id, own)
+        return reply
 
     def handle(self, *, local: bool) -> RecordDict:
         """Return what the client half answers, masked where it goes into a secure sum."""

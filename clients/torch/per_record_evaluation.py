@@ -22,6 +22,7 @@ from flwr_privacy.wire.message import EVALUATE
 
 from .computing import Loss, allotted_device, one_thread
 from .each_record import LARGEST_CHUNK, record_losses, rehearsed_count
+from .given_records import Labels, Records, given_records
 from .released import model_digests
 from .training import check_records
 
@@ -32,8 +33,8 @@ logger = logging.getLogger("flwr.privacy")
 
 def evaluate_per_record(
     model: nn.Module,
-    features: NDArray[Any],
-    labels: NDArray[Any],
+    features: Records,
+    labels: Labels = None,
     *,
     loss: Loss = functional.cross_entropy,
     loss_cap: float | None = None,
@@ -53,10 +54,12 @@ def evaluate_per_record(
         Takes a batch of features; it is moved to `device` and set to evaluation. It sees each
         record as a batch of one, so that batch normalisation is fine here: its running statistics
         are part of the model, and no statistics of a batch are taken.
-    features : (n, ...) ndarray
+    features : (n, ...) ndarray or Tensor, Dataset, or DataLoader
         Records. Each record of the data set may be there once.
-    labels : (n, ...) ndarray
-        Their labels; integers of shape (n,) for the default loss.
+    labels : (n, ...) ndarray or Tensor, optional
+        Their labels; integers of shape (n,) for the default loss. Not beside a Dataset or a
+        DataLoader, whose records are pairs. The batch size and order of a DataLoader have no
+        effect, which the log says once; one that leaves out or repeats records is refused.
     loss : callable, default cross entropy of logits
         Loss of one record, from the model's output for a batch of one and the batch of its label.
         One that is not a number counts as the cap, and so does that of a record for which the model
@@ -98,6 +101,7 @@ def evaluate_per_record(
     >>> found.mean, round(found.sensitivity(), 4)
     (0.5, 0.0626)
     """
+    x, y = given_records(features, labels, EVALUATE)
 
     def agreed() -> float:
         asked = current_cap()
@@ -114,24 +118,24 @@ def evaluate_per_record(
             )
         check_cap("loss_cap", cap)
         check_integer("chunk_size", chunk_size, minimum=1)
-        check_records(features, labels, may_be_none=declared_losses() is not None)
+        check_records(x, y, may_be_none=declared_losses() is not None)
         model.to(device or allotted_device()).eval()
         return cap
 
     def rehearsal(generated: Generated) -> None:
         agreed()
-        made = generated(rehearsed_count(min(len(labels) or 1, chunk_size), features))
+        made = generated(rehearsed_count(min(len(y) or 1, chunk_size), x))
         with torch.random.fork_rng(devices=[]):
             _losses(model, loss, *made, slice(None), device, rehearsed=True)
 
-    rehearse(EVALUATE, features, labels, rehearsal)
+    rehearse(EVALUATE, x, y, rehearsal)
     cap = agreed()
-    count = declared_losses() or len(labels)
+    count = declared_losses() or len(y)
     clipped: list[float] = []
     no_number = 0
-    for start in range(0, min(count, len(labels)), chunk_size):
+    for start in range(0, min(count, len(y)), chunk_size):
         chunk = slice(start, min(start + chunk_size, count))
-        losses = _losses(model, loss, features, labels, chunk, device).double()
+        losses = _losses(model, loss, x, y, chunk, device).double()
         no_number += int(losses.isnan().sum())
         clipped += losses.nan_to_num(nan=cap).clamp(0, cap).tolist()
     if no_number:

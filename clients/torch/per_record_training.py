@@ -36,6 +36,7 @@ from flwr_privacy.wire.message import TRAIN
 
 from .computing import Loss, allotted_device, one_thread
 from .each_record import CHUNK_BYTES, LARGEST_CHUNK, rehearsed_count
+from .given_records import Labels, Records, given_records
 from .gradients_task import GradientsTask
 from .record_gradients import RecordGradients
 from .released import as_array, check_model, released_tensors
@@ -48,8 +49,8 @@ logger = logging.getLogger("flwr.privacy")
 
 def train_per_record(
     model: nn.Module,
-    features: NDArray[Any],
-    labels: NDArray[Any],
+    features: Records,
+    labels: Labels = None,
     *,
     clipping_norm: float | None = None,
     learning_rate: float | None = None,
@@ -80,10 +81,12 @@ def train_per_record(
     ----------
     model : nn.Module
         Takes a batch of features; it is moved to `device`. It sees each record as a batch of one.
-    features : (n, ...) ndarray
+    features : (n, ...) ndarray or Tensor, Dataset, or DataLoader
         Records. Each record of the data set may be there once.
-    labels : (n, ...) ndarray
-        Their labels; integers of shape (n,) for the default loss.
+    labels : (n, ...) ndarray or Tensor, optional
+        Their labels; integers of shape (n,) for the default loss. Not beside a Dataset or a
+        DataLoader, whose records are pairs. The batch size and order of a DataLoader have no
+        effect, which the log says once; one that leaves out or repeats records is refused.
     clipping_norm, learning_rate : float, optional
         Clipping norm and step size, above 0. Required outside of a scheme's round.
     sampling_rate : float, optional
@@ -158,6 +161,7 @@ def train_per_record(
     >>> round(step.sensitivity(), 4)
     0.025
     """
+    x, y = given_records(features, labels, TRAIN)
 
     def agreed() -> tuple[PerRecordPlan, float]:
         """Return the plan and the rounding. Nothing in here depends on a record's values."""
@@ -173,13 +177,13 @@ def train_per_record(
         )
         if chunk_size is not None:
             check_integer("chunk_size", chunk_size, minimum=1)
-        check_records(features, labels, may_be_none=plan.records is not None)
-        plan.sensitivity(len(labels))  # raises if there are fewer records than a batch has
+        check_records(x, y, may_be_none=plan.records is not None)
+        plan.sensitivity(len(y))  # raises if there are fewer records than a batch has
         check_model(model)
         _check_convex(model, plan, smoothness)
         model.to(device or allotted_device()).train()
         trainable = [t for t in released_tensors(model) if t.requires_grad]
-        rounding = _rounding(trainable, plan, plan.steps(len(labels)))
+        rounding = _rounding(trainable, plan, plan.steps(len(y)))
         if not math.isfinite(rounding):
             raise InvalidParameterError(
                 "model",
@@ -190,21 +194,21 @@ def train_per_record(
 
     def rehearsal(generated: Generated) -> None:
         plan, _ = agreed()
-        count = min(plan.count(len(labels)), plan.batch_size or LARGEST_CHUNK)
-        made = generated(rehearsed_count(min(count, chunk_size or LARGEST_CHUNK), features))
+        count = min(plan.count(len(y)), plan.batch_size or LARGEST_CHUNK)
+        made = generated(rehearsed_count(min(count, chunk_size or LARGEST_CHUNK), x))
         one = replace(plan, sampling_rate=1.0, epochs=1, batch_size=None, records=None)
         with torch.random.fork_rng(devices=[]):
             _descend(model, *made, one, loss, chunk_size, rehearsed=True)
 
-    rehearse(TRAIN, features, labels, rehearsal)
+    rehearse(TRAIN, x, y, rehearsal)
     plan, rounding = agreed()
     tensors = released_tensors(model)
     before = digests(map(as_array, tensors))
-    trained = _descend(model, features, labels, plan, loss, chunk_size)
+    trained = _descend(model, x, y, plan, loss, chunk_size)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     stepped = {id(p): _typed(trained[name], p.dtype) for name, p in trainable.items()}
     after = digests(as_array(stepped.get(id(tensor), tensor)) for tensor in tensors)
-    count = plan.count(len(labels))
+    count = plan.count(len(y))
     step = PerRecordStep(plan=plan, records=count, before=before, after=after, rounding=rounding)
     certify(step)
     with torch.no_grad():

@@ -4,11 +4,9 @@ import logging
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,6 +24,7 @@ from flwr_privacy.wire.message import TRAIN
 
 from .computing import Loss
 from .descent import Descent
+from .given_records import Labels, Records, given_records
 from .released import check_model, model_digests
 from .stacked import ModelState
 from .training import check_records
@@ -37,8 +36,8 @@ logger = logging.getLogger("flwr.privacy")
 
 def train_poisson(
     model: nn.Module,
-    features: NDArray[Any],
-    labels: NDArray[Any],
+    features: Records,
+    labels: Labels = None,
     *,
     learning_rate: float,
     sampling_rate: float | None = None,
@@ -63,11 +62,13 @@ def train_poisson(
     ----------
     model : nn.Module
         Takes a batch of features; it is moved to `device`.
-    features : (n, ...) ndarray
+    features : (n, ...) ndarray or Tensor, Dataset, or DataLoader
         Records. Each record of the data set is there once, whatever the round: records that are
         dropped, or chosen by a loader, before they come here are not seen by the certificate.
-    labels : (n, ...) ndarray
-        Their labels; integers of shape (n,) for the default loss.
+    labels : (n, ...) ndarray or Tensor, optional
+        Their labels; integers of shape (n,) for the default loss. Not beside a Dataset or a
+        DataLoader, whose records are pairs. The batch size and order of a DataLoader have no
+        effect, which the log says once; one that leaves out or repeats records is refused.
     learning_rate : float
         Step size, >= 0.
     sampling_rate : float, optional
@@ -119,6 +120,8 @@ def train_poisson(
     ... )
     PoissonSteps(plan=PoissonPlan(sampling_rate=0.25, steps=5), records=8)
     """
+    x, y = given_records(features, labels, TRAIN)
+
     descend = partial(
         Descent,
         model,
@@ -131,22 +134,22 @@ def train_poisson(
 
     def agreed() -> PoissonPlan:
         plan = agreed_plan(current_steps(), PoissonPlan, sampling_rate=sampling_rate, steps=steps)
-        check_records(features, labels)
+        check_records(x, y)
         check_model(model)
         return plan
 
     def rehearsal(generated: Generated) -> None:
-        expected = math.ceil(agreed().sampling_rate * len(labels))
+        expected = math.ceil(agreed().sampling_rate * len(y))
         made = generated(expected)
         state = ModelState(model)
         with torch.random.fork_rng(devices=[]):
             descend(*made, [torch.arange(expected)]).alone()
         state.put_back()
 
-    rehearse(TRAIN, features, labels, rehearsal)
+    rehearse(TRAIN, x, y, rehearsal)
     plan = agreed()
     before = model_digests(model)
-    descent = descend(features, labels, _batches(plan, len(labels)), total=True)
+    descent = descend(x, y, _batches(plan, len(y)), total=True)
     carried_out(descent)
     if descent.left_out:
         logger.warning(
@@ -156,7 +159,7 @@ def train_poisson(
             plan.steps,
         )
     after = model_digests(model)
-    done = PoissonSteps(plan=plan, records=len(labels), before=before, after=after)
+    done = PoissonSteps(plan=plan, records=len(y), before=before, after=after)
     certify_steps(done)
     return done
 

@@ -20,7 +20,13 @@ _STEEPEST = 3.0  # the searched function is cut off there: it may be infinite
 
 
 def noise_multiplier(
-    *, epsilon: float, delta: float, releases: int, sampling: float = 1.0, accountant: str = "gdp"
+    *,
+    epsilon: float,
+    delta: float,
+    releases: int,
+    sampling: float = 1.0,
+    accountant: str = "gdp",
+    beside: tuple[Charge, ...] = (),
 ) -> float:
     """Return the least noise multiplier that keeps equal Gaussian releases within a budget.
 
@@ -39,6 +45,8 @@ def noise_multiplier(
     accountant : {"gdp", "rdp", "pld"}, default "gdp"
         Who adds up. ``gdp`` is a closed form and takes no sample. The others search, which takes
         seconds where there is a sample; an answer is kept for the next time in the same process.
+    beside : tuple of Charge, default ()
+        Other releases of the same budget, whose noise is known.
 
     Raises
     ------
@@ -57,37 +65,44 @@ def noise_multiplier(
     check_integer("releases", releases, minimum=1)
     check_choice("accountant", accountant, ACCOUNTANTS)
     release = Charge(noise_multiplier=1.0, sampling=sampling, count=releases)
-    return _least(release, float(epsilon), float(delta), accountant)
+    return _least(release, float(epsilon), float(delta), accountant, beside)
 
 
 @lru_cache(maxsize=2**10)
-def _least(release: Charge, epsilon: float, delta: float, accountant: str) -> float:
+def _least(
+    release: Charge, epsilon: float, delta: float, accountant: str, beside: tuple[Charge, ...]
+) -> float:
     """Return the least noise multiplier; that of `release` stands for any."""
 
     def charge(z: float) -> Charge:
         return replace(release, noise_multiplier=z)
 
     def fits(z: float) -> bool:
-        if new_accountant(accountant).would_exceed(charge(z), epsilon=epsilon, delta=delta):
+        # Accountants may go by the oldest charge: the other releases come later.
+        *before, last = charge(z), *beside
+        if new_accountant(accountant, before).would_exceed(last, epsilon=epsilon, delta=delta):
             return False
-        return spent([charge(z)], delta=delta, accountant=accountant) <= epsilon
+        return spent([*beside, charge(z)], delta=delta, accountant=accountant) <= epsilon
 
     def excess(log_z: float) -> float:
-        ratio = spent([charge(math.exp(log_z))], delta=delta, accountant=accountant) / epsilon
+        charges = [*beside, charge(math.exp(log_z))]
+        ratio = spent(charges, delta=delta, accountant=accountant) / epsilon
         return min(_STEEPEST, math.log(max(ratio, math.exp(-_STEEPEST))))
 
     enough = math.sqrt(release.count) / mu_of(epsilon, delta) * _MARGIN  # without a sample
     while not fits(enough):
-        enough *= _MARGIN if accountant == "gdp" else 1.5
+        enough *= _MARGIN if accountant == "gdp" and not beside else 1.5
         if enough > _MOST:
             allowed = f"a budget that '{accountant}' can keep with {release.count} releases"
             raise InvalidParameterError("(epsilon, delta)", (epsilon, delta), allowed)
-    if accountant == "gdp":
+    if accountant == "gdp" and not beside:
         return enough
     too_little = enough / 2
     while fits(too_little):
         enough, too_little = too_little, too_little / 2
     z = math.exp(root(excess, math.log(too_little), math.log(enough), absolute=_PRECISION))
+    step = _PRECISION
     while not fits(z):
-        z *= 1 + _PRECISION
+        z *= 1 + step
+        step *= 2 if beside else 1  # the cap of several kinds of releases may be a little tighter
     return z * _MARGIN

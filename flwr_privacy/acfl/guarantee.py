@@ -12,7 +12,7 @@ from .terms import MOMENTS, PAPER, RECORD, SetupTerms
 
 __all__ = ["guarantee_of", "setup_privacy"]
 
-_EVIDENCE = ("tests/acfl",)
+_EVIDENCE = ("tests of ACFL: its bounds, its noise, what clients charge, what its messages tell",)
 
 
 def setup_privacy(terms: SetupTerms, *, bound: str = "paper") -> dict[str, float]:

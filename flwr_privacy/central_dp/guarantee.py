@@ -90,9 +90,9 @@ def guarantee_of(
         not_protected=tuple(not_protected),
         assumptions=tuple(assumptions),
         evidence=(
-            "tests/central_dp",
-            "tests/flwr_privacy/privacy/test_distributed_noise.py",
-            "tests/flwr_privacy/accounting",
+            "tests of central DP: its clipping bounds, its noise, what clients charge",
+            "tests of noise in shares against the distribution that the sum must have",
+            "tests of the accountants against closed formulas and against each other",
         ),
         void=void if insecure else "",
     )

@@ -62,7 +62,13 @@ class CentralNoise:
         self.plan(None, rounds=1, q=1.0)  # or refuses the budget
 
     def plan(
-        self, clipping: AdaptiveClipping | None, *, rounds: int, q: float
+        self,
+        clipping: AdaptiveClipping | None,
+        *,
+        rounds: int,
+        q: float,
+        evaluation_share: float = 0.0,
+        evaluations: int = 0,
     ) -> CentralDPNoisePlan:
         """Return the noise of a training."""
         return CentralDPNoisePlan(
@@ -73,6 +79,8 @@ class CentralNoise:
             rounds=rounds,
             q=q,
             count_share=0.0 if clipping is None else clipping.count_share,
+            evaluation_share=evaluation_share,
+            evaluations=evaluations,
         )
 
 

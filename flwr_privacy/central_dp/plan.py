@@ -1,12 +1,12 @@
 """Computes the noise of a training under central DP from its budget."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from flwr_privacy.accounting import Charge, noise_multiplier
-from flwr_privacy.errors import check_number
+from flwr_privacy.errors import check_integer, check_number
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, split
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.udp import participations
@@ -44,6 +44,10 @@ class CentralDPNoisePlan:
         the fraction below is ``count_noise_multiplier * s / (2 n)``, s being 1 for secret Poisson
         samples and 2 otherwise; Andrew et al. take 0.05, which for n = 100 is
         ``count_noise_multiplier = 10`` or 5.
+    evaluation_share : float, default 0.0
+        Share of the budget for evaluations; at least 0 and below 1.
+    evaluations : int, default 0
+        Evaluations of a client that this share is for; at least 1 where it is above 0.
 
     Raises
     ------
@@ -103,11 +107,15 @@ class CentralDPNoisePlan:
     rounds: int
     q: float
     count_share: float = 0.0
+    evaluation_share: float = 0.0
+    evaluations: int = 0
 
     def __post_init__(self) -> None:
         amplified(self.noise, self.sampling)
         check_budget(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
         check_number("count_share", self.count_share, minimum=0, maximum=LARGEST_SHARE)
+        check_number("evaluation_share", self.evaluation_share, minimum=0, maximum=LARGEST_SHARE)
+        check_integer("evaluations", self.evaluations, minimum=1 if self.evaluation_share else 0)
 
     @property
     def sampling_rate(self) -> float:
@@ -132,13 +140,20 @@ class CentralDPNoisePlan:
     @cached_property
     def noise_multiplier(self) -> float:
         """Noise multiplier of a round, for the update and the count as one release."""
-        return noise_multiplier(
-            epsilon=self.epsilon - self._set_aside,
-            delta=self.delta * math.exp(-self._set_aside),
-            releases=self.releases,
-            sampling=self.sampling_rate,
-            accountant="gdp" if self.sampling_rate == 1 else "rdp",
-        )
+        z = partial(self._least_noise, releases=self.releases)
+        if self.sampling_rate == 1:
+            return z() / math.sqrt(1 - self.evaluation_share)
+        beside: tuple[Charge, ...] = ()
+        if self.evaluations:
+            beside = (Charge(noise_multiplier=self.evaluation_multiplier, count=self.evaluations),)
+        return z(sampling=self.sampling_rate, accountant="rdp", beside=beside)
+
+    @property
+    def evaluation_multiplier(self) -> float:
+        """Noise multiplier of an evaluation; 0 where there is none."""
+        if not self.evaluation_share:
+            return 0.0
+        return self._least_noise(releases=self.evaluations) / math.sqrt(self.evaluation_share)
 
     @property
     def update_noise_multiplier(self) -> float:
@@ -153,7 +168,7 @@ class CentralDPNoisePlan:
     @property
     def gap(self) -> float:
         """Epsilon set aside per charge for the grid, of the update and the count together."""
-        return self._set_aside / self.releases
+        return self._set_aside / (self.releases + self.evaluations)
 
     def charge(self) -> Charge:
         """Return what a round costs a client."""
@@ -201,6 +216,15 @@ class CentralDPNoisePlan:
             grid=CodeGrid.below(clipping_norm, bits=grid_bits).exponent,
             parties=parties,
             keep_back=list(keep_back),
+        )
+
+    @property
+    def _least_noise(self) -> Callable[..., float]:
+        """`noise_multiplier` for the budget without what is set aside for the grid."""
+        return partial(
+            noise_multiplier,
+            epsilon=self.epsilon - self._set_aside,
+            delta=self.delta * math.exp(-self._set_aside),
         )
 
     @property

@@ -19,9 +19,9 @@ from flwr_privacy.privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count
 from flwr_privacy.privacy.distributed_noise import MOST_PARTIES, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
 from flwr_privacy.privacy.grid import CodeGrid
+from flwr_privacy.privacy.grid_checks import check_codes, check_gap
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.udp.budgets import check_budget
-from flwr_privacy.udp.grid_checks import check_codes, check_gap
 from flwr_privacy.wire.arrays import Arrays
 
 from .sensitivity import DISTRIBUTED, SERVER, amplified, sensitivity

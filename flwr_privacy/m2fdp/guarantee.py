@@ -62,7 +62,7 @@ def guarantee_of(
             protects="nothing",
             adversary="nobody",
             not_protected=("the update of a device: there is no noise",),
-            evidence=("tests/m2fdp",),
+            evidence=("tests of M2FDP's trees, sums and charges",),
         )
     epsilon = privacy.epsilon
     if plan is not None:
@@ -112,9 +112,9 @@ def guarantee_of(
         not_protected=tuple(not_protected),
         assumptions=tuple(assumptions),
         evidence=(
-            "tests/m2fdp",
-            "flwr-privacy attack m2fdp",
-            "tests/flwr_privacy/accounting",
+            "tests of M2FDP: how far one device moves a model, the noise, what devices charge",
+            "the attack that flwr-privacy attack m2fdp runs",
+            "tests of the accountants against closed formulas and against each other",
         ),
         void="noise came from an insecure seed, for tests" if insecure else "",
     )

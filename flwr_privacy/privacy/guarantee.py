@@ -39,7 +39,7 @@ class Guarantee:
     accountant : str, default ""
         How `spent` was computed.
     not_protected, assumptions, evidence : tuple of str
-        What is not covered; what the guarantee rests on; the tests that check it.
+        What is not covered; what the guarantee rests on; what was done to check it, in words.
     secure_sum : str, default ""
         What of the clients' answers the server sees only as a sum; empty without a secure sum.
     void : str, default ""

@@ -40,7 +40,14 @@ def guarantee_of(
     """
     schedule, privacy = plan.weakest(), plan.privacy
     record, bound = privacy.unit == RECORD_UNIT, privacy.sensitivity_bound
-    evidence = ("tests/udp", "tests/flwr_privacy/accounting")
+    evidence: tuple[str, ...] = (
+        "tests of UDP: its clipping bounds, its noise, what clients charge",
+        "tests of the accountants against closed formulas and against each other",
+    )
+    if plan.evaluation is not None:
+        evidence += (
+            "tests of private evaluation: its sensitivity, its noise, what clients charge",
+        )
     if schedule.noise == NONE:
         return Guarantee(
             scheme="udp",
@@ -91,6 +98,11 @@ def guarantee_of(
         assumptions.append(
             "whoever trains is right that the loss of a record is a convex function of one linear "
             "output of the model, and how smooth: then steps do not move two models apart"
+        )
+    if plan.evaluation is not None and record:
+        assumptions.append(
+            "the accuracy that the app's evaluation returns is the share of its records that are "
+            "right, each by itself"
         )
     if privacy.shared_noise:
         assumptions.append(_shared_text(quorum))

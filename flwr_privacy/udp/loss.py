@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice, check_number
+from flwr_privacy.evaluation.caps import LARGEST_CAP, SMALLEST_CAP
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.grid import CodeGrid
@@ -17,10 +18,7 @@ from .budgets import check_budget
 from .sensitivity import RECORD_UNIT, USER_UNIT
 from .terms import NUM_EXAMPLES
 
-__all__ = ["LARGEST_CAP", "SMALLEST_CAP", "LossTerms", "MeanLoss"]
-
-SMALLEST_CAP, LARGEST_CAP = 1e-6, 1e6
-"""Bounds of the cap of a loss."""
+__all__ = ["LossTerms", "MeanLoss"]
 
 _LOSS_STEPS = 1024  # at least so many steps of a loss's grid are its sensitivity
 _LOSSES = ("loss", "eval_loss")

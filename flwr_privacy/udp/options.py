@@ -13,10 +13,10 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.evaluation.caps import LARGEST_CAP, SMALLEST_CAP
 from flwr_privacy.keywords import check_usual, checked_keywords
 from flwr_privacy.privacy.updates import SMALLEST_NORM
 
-from .loss import LARGEST_CAP, SMALLEST_CAP
 from .pace import Discounted, LinearDecay, Pace, PlateauDecay
 from .schedule import NONE, UDPNoisePlan
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT
@@ -88,7 +88,14 @@ class PrivacyLevel(_Training):
             self.schedule(*self.budget(client), rounds=1, q=1.0)  # or says what is not allowed
 
     def schedule(
-        self, epsilon: float, delta: float, *, rounds: int, q: float, validation_share: float = 0.0
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        rounds: int,
+        q: float,
+        validation_share: float = 0.0,
+        validations: int | None = None,
     ) -> UDPNoisePlan:
         """Return how the noise follows from a budget."""
         return UDPNoisePlan(
@@ -99,6 +106,7 @@ class PrivacyLevel(_Training):
             q=q,
             sampling_rate=self.sampling_rate,
             validation_share=validation_share,
+            validations=validations,
         )
 
     def budget(self, client: str) -> tuple[float, float]:

@@ -7,12 +7,16 @@ from typing import Any
 
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
+from flwr_privacy.evaluation.options import PrivateEvaluation
+from flwr_privacy.evaluation.plan import planned_terms
+from flwr_privacy.evaluation.terms import EvaluationTerms
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 
+from .budgets import participations
 from .loss import LossTerms
 from .options import ClientLosses, NoiseSchedule, PrivacyLevel
 from .pace import Discounted, Pace, Uniform
-from .schedule import NONE, PAPER, UDPNoisePlan
+from .schedule import FIXED, NONE, PAPER, UDPNoisePlan
 from .sensitivity import RECORD_UNIT, USER_UNIT
 from .terms import UDPTerms
 
@@ -40,10 +44,14 @@ class UDPPlan:
         How the noise changes; by default it does not.
     keep_back : sequence of str
         Arrays of which nothing is released.
+    evaluation : PrivateEvaluation, optional
+        What clients say of the model; by default nothing.
     rounds : int
         Rounds over which the budget is spread at first.
     q : float
         Fraction of the clients that is asked in a round.
+    evaluation_q : float, default 0.0
+        Fraction of the clients that is asked in an evaluation; with 0 those who trained are.
 
     Attributes
     ----------
@@ -63,12 +71,15 @@ class UDPPlan:
         privacy: PrivacyLevel,
         schedule: NoiseSchedule | None = None,
         keep_back: Sequence[str] = (),
+        evaluation: PrivateEvaluation | None = None,
         *,
         rounds: int,
         q: float,
+        evaluation_q: float = 0.0,
     ) -> None:
         self.privacy, self.changes, self.keep_back = privacy, schedule, list(keep_back)
-        self.q = q
+        self.evaluation = evaluation
+        self.q, self.evaluation_q = q, evaluation_q
         self.pace: Pace = Uniform(rounds) if schedule is None else schedule.pace(rounds)
         self.T_history = [self.pace.planned]
         self._schedules: dict[tuple[float, float], UDPNoisePlan] = {}
@@ -81,9 +92,23 @@ class UDPPlan:
 
     @property
     def validation_share(self) -> float:
-        """Share of the budget for losses, 0 where none are noised."""
+        """Share of the budget for losses or evaluations, 0 where none are noised."""
+        if self.evaluation is not None:
+            return self.evaluation.share
         noised = self.losses is not None and self.privacy.noise not in (PAPER, NONE)
         return self.losses.share if noised and self.losses else 0.0
+
+    @property
+    def evaluations(self) -> int | None:
+        """Evaluations that a client's budget is planned for; None if it is not asked for any."""
+        if self.evaluation is None:
+            return None
+        count, rounds = self.evaluation.count(self.pace.rounds), self.pace.rounds
+        if self.evaluation_q:
+            return participations(count, self.evaluation_q)
+        # Nobody evaluates more often than it trains.
+        trainings = participations(rounds, self.q) if self.privacy.noise == FIXED else rounds
+        return min(count, trainings)
 
     @property
     def ended(self) -> str:
@@ -112,6 +137,8 @@ class UDPPlan:
         for client in self.privacy.named() or [""]:
             self.schedule(client)
         self.plain_terms(self.privacy.parties_of(2), noise_multiplier=1.0)
+        if self.evaluation is not None:
+            self.evaluation_terms()
 
     def settle(self, loss: float | None) -> None:
         """Record that a round is over, and the loss of its model."""
@@ -185,11 +212,32 @@ class UDPPlan:
             **self._budget(client),
         )
 
+    def evaluation_terms(self, client: str = "", *, honest: int = 0) -> EvaluationTerms:
+        """Return the terms of a client's evaluation.
+
+        Parameters
+        ----------
+        client : str
+            The client, where each has its own budget.
+        honest : int, default 0
+            How many honest clients are at least in a secure sum, where there is one.
+        """
+        if self.evaluation is None:
+            raise ValueError("no evaluation is planned")
+        return planned_terms(
+            self.evaluation,
+            unit=self.privacy.unit,
+            noise_multiplier=self._plan_of(client).validation_multiplier,
+            **self._budget(client),
+            parties=self.privacy.parties_of(honest),
+        )
+
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed training needs."""
         return {
             "made_for": self._made_for(),
             "q": self.q,
+            "evaluation_q": self.evaluation_q,
             "pace": self.pace.state(),
             "T_history": list(self.T_history),
         }
@@ -210,7 +258,7 @@ class UDPPlan:
                     f"the checkpoint was calibrated for {key} = {theirs!r}, not {value!r}:"
                     " the noise of the rounds that are done cannot be changed"
                 )
-        self.q = state["q"]
+        self.q, self.evaluation_q = state["q"], state["evaluation_q"]
         self._schedules.clear()
         self.pace.load(state["pace"])
         self.T_history = list(state["T_history"])
@@ -223,6 +271,7 @@ class UDPPlan:
             changes["validation"] = None if self.losses is None else vars(self.losses)
         values = {"unit": self.privacy.unit, **vars(self.privacy), **changes}
         values |= {"keep_back": self.keep_back, "rounds": self.pace.rounds}
+        values["evaluation"] = None if self.evaluation is None else vars(self.evaluation)
         return {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
     def _plan_of(self, client: str) -> UDPNoisePlan:
@@ -241,6 +290,7 @@ class UDPPlan:
                 rounds=self.pace.rounds,
                 q=self.q,
                 validation_share=self.validation_share,
+                validations=self.evaluations,
             )
         return self._schedules[epsilon, delta]
 

@@ -2,19 +2,28 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from flwr_privacy.accounting import Charge, noise_multiplier, spent
-from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
 from .budgets import budget, check_budget, participations
 from .paper_noise import sigma_paper
 
-__all__ = ["GRID_SHARE", "NOISES", "NONE", "PAPER", "PLD_SECRET", "UDPNoisePlan", "set_aside"]
+__all__ = [
+    "FIXED",
+    "GRID_SHARE",
+    "NOISES",
+    "NONE",
+    "PAPER",
+    "PLD_SECRET",
+    "UDPNoisePlan",
+    "set_aside",
+]
 
-NONE, PAPER, PLD_SECRET = "none", "paper", "pld_secret"
+FIXED, NONE, PAPER, PLD_SECRET = "gdp_fixed", "none", "paper", "pld_secret"
 
-NOISES = ("gdp_fixed", "gdp", "gdp_worst", "zcdp", PAPER, PLD_SECRET, NONE)
+NOISES = (FIXED, "gdp", "gdp_worst", "zcdp", PAPER, PLD_SECRET, NONE)
 """How the noise follows from the budget; see `UDPNoisePlan`."""
 
 _SPENDING = ("gdp", "gdp_worst", "zcdp")
@@ -64,9 +73,11 @@ class UDPNoisePlan:
         Rate of the Poisson sample of a client's records in a round; 1: all records. Below 1 with
         ``gdp_fixed`` only.
     validation_share : float, default 0.0
-        Share of the budget B (see `flwr_privacy.udp.budget`) for the losses that every client
-        reports after every round; at least 0 and below 1. A client has one cap for both: one that
-        is drawn more often than planned for pays for trainings out of what is there for losses.
+        Share of the budget B (see `flwr_privacy.udp.budget`) for what clients say of the model on
+        their own data; at least 0 and below 1. A client has one cap for both: one that is drawn
+        more often than planned for pays for trainings out of what is there for evaluations.
+    validations : int, optional
+        Evaluations that this share is for; by default one in every round.
 
     Raises
     ------
@@ -87,13 +98,16 @@ class UDPNoisePlan:
     q: float
     sampling_rate: float = 1.0
     validation_share: float = 0.0
+    validations: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, NOISES)
         check_budget(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
         check_number("sampling_rate", self.sampling_rate, minimum=_SMALLEST, maximum=1)
         check_number("validation_share", self.validation_share, minimum=0, maximum=0.99)
-        if self.sampling_rate != 1 and self.noise != "gdp_fixed":
+        if self.validations is not None:
+            check_integer("validations", self.validations, minimum=1)
+        if self.sampling_rate != 1 and self.noise != FIXED:
             raise InvalidParameterError(
                 "sampling_rate", self.sampling_rate, f"1: noise '{self.noise}' is for full batches"
             )
@@ -112,25 +126,22 @@ class UDPNoisePlan:
     @cached_property
     def releases(self) -> int:
         """Number of trainings that a client's budget is planned for."""
-        known = ("gdp_fixed", PLD_SECRET)
+        known = (FIXED, PLD_SECRET)
         return participations(self.rounds, self.q) if self.noise in known else self.rounds
 
     @cached_property
     def noise_multiplier(self) -> float:
         """Noise over the sensitivity: in every round, or where `spends` in the first one."""
-        sound = {"epsilon": self._epsilon, "delta": self._delta}
+        sound = partial(noise_multiplier, epsilon=self._epsilon, delta=self._delta)
         if self.noise == NONE:
             return 0.0
         if self.noise == PAPER:
             return sigma_paper(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
         if self.noise == PLD_SECRET:
-            return noise_multiplier(
-                **sound, releases=self.rounds, sampling=self.q, accountant="pld"
-            )
+            return sound(releases=self.rounds, sampling=self.q, accountant="pld")
         if self.spends:
             return math.sqrt(self._to_come(self.rounds) / self._budget) * _MARGIN
-        z = noise_multiplier(
-            **sound,
+        z = sound(
             releases=self.releases,
             sampling=self.sampling_rate,
             accountant="gdp" if self.sampling_rate == 1 else "rdp",
@@ -139,9 +150,9 @@ class UDPNoisePlan:
 
     @property
     def validation_multiplier(self) -> float:
-        """Noise over the sensitivity of the loss that a client reports after a round."""
+        """Noise over the sensitivity of one evaluation by a client."""
         share = self.validation_share * budget("gdp", epsilon=self._epsilon, delta=self._delta)
-        return math.sqrt(self.rounds / share) * _MARGIN if share else 0.0
+        return math.sqrt(self._validations / share) * _MARGIN if share else 0.0
 
     def multiplier(self, left: int, spent: float) -> float | None:
         """Return a client's noise over the sensitivity, from what it has left; None if nothing is.
@@ -174,7 +185,7 @@ class UDPNoisePlan:
             return 0.0
         # Where nobody learns who takes part, everybody is charged in every round.
         trainings = self.rounds if self.noise == PLD_SECRET else self.releases
-        return self._set_aside / (trainings + (self.rounds if self.validation_share else 0))
+        return self._set_aside / (trainings + (self._validations if self.validation_share else 0))
 
     @property
     def cap(self) -> float:
@@ -189,9 +200,13 @@ class UDPNoisePlan:
         return spent([charge], delta=self.delta)
 
     @property
+    def _validations(self) -> int:
+        return self.rounds if self.validations is None else self.validations
+
+    @property
     def _planned_late(self) -> bool:
         # A noise of a loss is on top of a plan that leaves room for it.
-        return self.noise == "gdp_fixed" or self.spends
+        return self.noise == FIXED or self.spends
 
     @property
     def _set_aside(self) -> float:

@@ -14,6 +14,7 @@ from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePla
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, EvenMean, GridMean, saturated
+from flwr_privacy.privacy.grid_checks import check_codes, check_gap
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import SMALLEST_NORM, Update, check_start, released_names
@@ -21,7 +22,6 @@ from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS, Fields
 
 from .budgets import check_budget
-from .grid_checks import check_codes, check_gap
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT, check_sampling, sensitivity
 from .shared import RECORDS_NAME, SharedMean
 

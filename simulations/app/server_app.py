@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.errors import InvalidParameterError, check_number
+from flwr_privacy.keywords import option_types
 from flwr_privacy.simulations.settings.effect import check_effect, dotted
 from flwr_privacy.simulations.settings.flat_options import flat_keys, strategy_of
 from flwr_privacy.simulations.settings.run_folder import RunFolder
@@ -79,10 +80,13 @@ def build_strategy(
     nodes = None if run is None else int(run.summary["nodes"])
     # Exactly so many clients: a fraction that is too small to count, and a minimum that does.
     fraction, minimum = (1.0, 1) if settings.per_round is None else (1e-9, settings.per_round)
+    own = dict(settings.strategy)
+    # Clients evaluate by default where that is what was chosen.
+    usual = 1.0 if own.get("evaluation") and "evaluation" in option_types(chosen.strategy) else 0.0
     parameters: dict[str, Any] = {
         "fraction_train": fraction,
         "min_train_nodes": minimum,
-        "fraction_evaluate": settings.fraction_evaluate,
+        "fraction_evaluate": settings.fraction_evaluate or usual,
         "min_evaluate_nodes": 1,
         "min_available_nodes": nodes or 1,
         "seed": settings.seed,
@@ -91,12 +95,12 @@ def build_strategy(
         "deadline": settings.deadline,
         "stragglers": settings.stragglers,
         "secure_sum": settings.secure_sum,
+        "name": f"task {settings.task}",
         "run_dir": None if run is None else run.path,
         "experiment_id": None if run is None else run.summary["experiment_id"],
         "resume": resume,
         "accept_lost_rounds": accept_lost_rounds,
     }
-    own = dict(settings.strategy)
     if chosen.validated and own.get("schedule") in ("discounting", "plateau"):
         own.setdefault("validation", _validation_fn(settings))
     parameters |= chosen.fixed(settings)

@@ -53,6 +53,9 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
     """
     strategy, clients = build_strategy(settings, None), settings.clients or 1
     rounds, q = settings.rounds, (settings.per_round or clients) / clients
+    if isinstance(strategy, CentralDP) and strategy.evaluation is not None:
+        allowed = "nothing here: how often a client evaluates is known when it is met"
+        raise InvalidParameterError("evaluation", "private", allowed)
     if isinstance(strategy, CentralDP):
         central = strategy.privacy.plan(strategy.clipping, rounds=rounds, q=q)
         return list(_alike({"train": (central.charge(), central.releases)}))

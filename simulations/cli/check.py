@@ -1,5 +1,6 @@
 """The command `check`: what a scheme changes in an app, what it takes from it, and the forecast."""
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +26,16 @@ def check(
     ] = False,
     epsilon: Annotated[float, typer.Option(help="Budget of a client, over all rounds.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+    no_run: Annotated[
+        bool,
+        typer.Option("--no-run", help="Only read the files: no list of arrays and no forecast."),
+    ] = False,
     clients: Annotated[
         int | None,
-        typer.Option(help="Number of clients, for the forecast and for m2fdp's tree."),
+        typer.Option(
+            help="Number of clients, for the forecast and m2fdp's tree; by default that of the "
+            "app's federation, or the fewest with which its server begins."
+        ),
     ] = None,
 ) -> None:
     """Show or make the change that puts a scheme into an app; its training is not run.
@@ -35,39 +43,28 @@ def check(
     Exit code 8: the scheme does not fit the app, with the reason and what to change by hand.
     """
     from flwr_privacy.simulations.inspector.app_folder import AppFolder
-    from flwr_privacy.simulations.inspector.change import change_of
-    from flwr_privacy.simulations.inspector.findings import described, losses
-    from flwr_privacy.simulations.inspector.unfit import UnfitError
-    from flwr_privacy.simulations.inspector.wraps import (
-        BRING_THEIR_CLIENT,
-        Options,
-        wrap_of,
-    )
+    from flwr_privacy.simulations.inspector.findings import described, of_arrays
+    from flwr_privacy.simulations.inspector.inspection import inspect_app
+    from flwr_privacy.simulations.inspector.wraps import Options, check_scheme
 
-    options = Options(
-        secure_sum=secure_sum,
-        epsilon=epsilon,
-        delta=delta,
-        clients=4 if clients is None else clients,
-    )
-    inspected = AppFolder.read(app)
-    wrap = None if scheme in BRING_THEIR_CLIENT else wrap_of(scheme, options)
-    for line in described(inspected):
+    logging.getLogger("flwr.privacy").setLevel(logging.ERROR)  # the forecast is printed below
+    options = Options(secure_sum=secure_sum, epsilon=epsilon, delta=delta, clients=clients)
+    check_scheme(scheme, options)
+    read = AppFolder.read(app)
+    for line in described(read):
         typer.echo(line)
-    if wrap is None:
-        raise UnfitError(BRING_THEIR_CLIENT[scheme])
-    change = change_of(inspected, wrap)
-    found = losses(inspected, wrap)
-    if found:
-        typer.echo(f"\nwith {scheme}:")
-    for line in found:
+    found = inspect_app(read, scheme, options, run=not no_run)
+    for line in of_arrays(found.found, found.wrap):
+        typer.echo(line)
+    typer.echo(f"\nwith {scheme} and {found.clients} clients:")
+    for line in (*found.losses, *([found.forecast] if found.forecast else ())):
         typer.echo(f"- {line}")
-    if change.empty:
+    if found.change.empty:
         typer.echo(f"\nthe app has {scheme} already: nothing to change")
         return
-    typer.echo(f"\n{change.diff()}")
+    typer.echo(f"\n{found.change.diff()}")
     if apply:
-        change.apply()
-        typer.echo(f"applied: {len(change.texts)} files")
+        found.change.apply()
+        typer.echo(f"applied: {len(found.change.texts)} files are changed")
     else:
-        typer.echo("--apply makes this change")
+        typer.echo("nothing is changed yet: --apply makes this change")

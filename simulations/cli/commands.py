@@ -17,7 +17,7 @@ from .ledger import ledger
 from .listing import ListingCommand
 from .nodes import doctor, executor, key, node
 from .research import attack, best_rounds, calibrate, experiment, reliability, replication
-from .results import compare, demo, verify
+from .results import demo, report, verify
 from .state import state
 from .training import run
 
@@ -44,7 +44,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="Federated learning schemes for Flower: train, compare and check them.",
+    help="Federated learning schemes for Flower: train, report and check them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -60,7 +60,7 @@ for command in (
         check,
         run,
         deploy,
-        compare,
+        report,
         demo,
         calibrate,
         best_rounds,
@@ -95,7 +95,7 @@ def main() -> None:
 def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Federated learning schemes for Flower: train, compare and check them."""
+    """Federated learning schemes for Flower: train, report and check them."""
     if show:
         typer.echo(__version__)
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""The commands that read runs: `compare`, `verify`, and `demo`, which makes its own."""
+"""The commands that read runs: `report`, `verify`, and `demo`, which makes its own."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,19 +9,28 @@ import typer
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.demo import ABOUT, TITLE, demo_settings
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out
+from flwr_privacy.simulations.settings.card_run import opened
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
-__all__ = ["compare", "demo", "verify"]
+__all__ = ["demo", "report", "verify"]
 
 
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of the runs.")],
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("runs/report"),
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of the runs, or of the cards that they left.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the report; by default runs/report, for one run its own folder."
+        ),
+    ] = None,
 ) -> None:
-    """Draw runs side by side in one HTML report, with the numbers as JSON beside it."""
+    """Write an HTML report on one or more runs, with the numbers as JSON beside it."""
     from flwr_privacy.simulations.reports.report import write_report
 
-    typer.echo(f"report: {write_report([RunFolder.open(run) for run in runs], out)}")
+    where = out or (runs[0] if len(runs) == 1 else Path("runs/report"))
+    typer.echo(f"report: {write_report([opened(run) for run in runs], where)}")
 
 
 def demo(
@@ -50,12 +59,23 @@ def demo(
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or a privacy card.")],
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder of a run, or a privacy card; by default the newest card in "
+            "flwr-privacy-runs."
+        ),
+    ] = None,
 ) -> None:
     """Recompute the epsilon of a run from its privacy card alone."""
     from flwr_privacy.privacy.card import PrivacyCard
+    from flwr_privacy.strategies.state.card_folder import newest_card
 
-    path = RunFolder(run).card_path if run.is_dir() else run
+    if run is None:
+        path = newest_card()
+        typer.echo(f"card: {path}")
+    else:
+        path = RunFolder(run).card_path if run.is_dir() else run
     if not path.is_file():
         raise InvalidParameterError("run", str(run), "the folder of a run with a privacy-card.json")
     card = PrivacyCard.from_json(path.read_bytes())

@@ -33,6 +33,8 @@ class AppFolder:
         The run configuration, with Flower's dotted keys.
     sources : mapping of str to Source
         The Python files, by module.
+    nodes : int, optional
+        The number of nodes of its default federation, where its pyproject.toml says one.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class AppFolder:
     client: str
     config: Mapping[str, Any]
     sources: Mapping[str, Source]
+    nodes: int | None = None
 
     @classmethod
     def read(cls, path: Path) -> "AppFolder":
@@ -90,6 +93,7 @@ class AppFolder:
             client=halves[1],
             config=_flat(_table(app, "config")),
             sources=sources,
+            nodes=_nodes(_table(project, "tool", "flwr", "federations")),
         )
 
     def find(self, dotted: str) -> tuple[Source, Definition] | None:
@@ -155,6 +159,13 @@ def _table(values: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
         inner = values.get(key)
         values = inner if isinstance(inner, dict) else {}
     return values
+
+
+def _nodes(federations: Mapping[str, Any]) -> int | None:
+    """Return the number of nodes of the default federation."""
+    default = _table(federations, str(federations.get("default", "local-simulation")))
+    nodes = _table(default, "options").get("num-supernodes")
+    return nodes if isinstance(nodes, int) else None
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -75,12 +75,15 @@ class Arrays:
         Share of the clients in a round.
     min_train_nodes : int
         The fewest clients in a round.
+    min_available_nodes : int
+        The fewest clients with which a round begins.
     """
 
     arrays: tuple[InitialArray, ...]
     rounds: int
     fraction_train: float
     min_train_nodes: int
+    min_available_nodes: int = 2
 
     def released(self, *, keeps_statistics: bool) -> list[InitialArray]:
         """Return the arrays whose updates leave the nodes."""
@@ -146,4 +149,5 @@ def arrays_of(app: AppFolder, *, seconds: float = SECONDS) -> "Arrays | str":
         rounds=values["rounds"],
         fraction_train=values["fraction_train"],
         min_train_nodes=values["min_train_nodes"],
+        min_available_nodes=values["min_available_nodes"],
     )

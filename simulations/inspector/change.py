@@ -40,7 +40,7 @@ class Change:
 
     def diff(self) -> str:
         """Return the change as a unified diff, with paths from the app's folder on."""
-        parts = []
+        parts: list[str] = []
         for path, text in self.texts.items():
             name = path.relative_to(self.app.path).as_posix()
             old = path.read_bytes().decode()

@@ -8,18 +8,9 @@ from .edits import Edit, changed, drop_items, with_imports
 from .unfit import UnfitError
 from .wraps import Wrap
 
-__all__ = ["REPLACED_MODS", "client_changed"]
+__all__ = ["client_changed", "replaced_mods"]
 
 CLIENTS = "flwr_privacy.clients"
-
-REPLACED_MODS = {
-    "fixedclipping_mod": "the scheme clips by itself",
-    "adaptiveclipping_mod": "the scheme clips by itself",
-    "secaggplus_mod": "secure_sum=SecureSum() of the strategy takes its place",
-    "secagg_mod": "secure_sum=SecureSum() of the strategy takes its place",
-    "LocalDpMod": "its noise is counted by no ledger and comes before the scheme's clipping",
-}
-"""Mods of Flower that go, and why."""
 
 
 def client_changed(app: AppFolder, half: ClientHalf, wrap: Wrap) -> AppFolder:
@@ -60,11 +51,7 @@ def client_changed(app: AppFolder, half: ClientHalf, wrap: Wrap) -> AppFolder:
 
 def replaced_mods(half: ClientHalf) -> list[Mod]:
     """Return the mods that the scheme takes the place of."""
-    return [
-        mod
-        for mod in half.mods or ()
-        if mod.name in REPLACED_MODS and mod.dotted.startswith("flwr.")
-    ]
+    return [mod for mod in half.mods or () if mod.replaced]
 
 
 def _adapted(half: ClientHalf) -> bool:

@@ -8,36 +8,29 @@ from flwr_privacy.errors import InvalidParameterError
 from .app_folder import AppFolder
 from .source import Source, keyword_of
 
-__all__ = ["MESSAGE", "NUMPY", "ClientFunction", "ClientHalf", "Mod", "client_half"]
+__all__ = [
+    "MESSAGE",
+    "NUMPY",
+    "REPLACED_MODS",
+    "ClientFunction",
+    "ClientHalf",
+    "Mod",
+    "client_half",
+]
 
 MESSAGE, NUMPY = "Message API", "NumPyClient"
 
 CLIENT_APPS = {"flwr.clientapp.ClientApp", "flwr.client.ClientApp"}
 OURS = "flwr_privacy.clients."
 
-
-@dataclass(frozen=True)
-class ClientFunction:
-    """A function that answers messages.
-
-    Parameters
-    ----------
-    message_type : str
-        "train", "evaluate", "query", or one of the app's own such as "query.embeddings".
-    source : Source
-        The file.
-    node : FunctionDef
-        The function.
-    """
-
-    message_type: str
-    source: Source
-    node: ast.FunctionDef
-
-    @property
-    def own_type(self) -> bool:
-        """Whether the message type is not one of those that a strategy sends."""
-        return self.message_type not in ("train", "evaluate")
+REPLACED_MODS = {
+    "fixedclipping_mod": "the scheme clips by itself",
+    "adaptiveclipping_mod": "the scheme clips by itself",
+    "secaggplus_mod": "secure_sum=SecureSum() of the strategy takes its place",
+    "secagg_mod": "secure_sum=SecureSum() of the strategy takes its place",
+    "LocalDpMod": "its noise is counted by no ledger and comes before the scheme's clipping",
+}
+"""Mods of Flower that go, and why."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +52,38 @@ class Mod:
     def name(self) -> str:
         """The last part of its dotted name."""
         return self.dotted.rpartition(".")[2]
+
+    @property
+    def replaced(self) -> bool:
+        """Whether it is one of Flower's that a scheme takes the place of."""
+        return self.name in REPLACED_MODS and self.dotted.startswith("flwr.")
+
+
+@dataclass(frozen=True)
+class ClientFunction:
+    """A function that answers messages.
+
+    Parameters
+    ----------
+    message_type : str
+        "train", "evaluate", "query", or one of the app's own such as "query.embeddings".
+    source : Source
+        The file.
+    node : FunctionDef
+        The function.
+    mods : tuple of Mod
+        The mods of this function alone.
+    """
+
+    message_type: str
+    source: Source
+    node: ast.FunctionDef
+    mods: tuple[Mod, ...] = ()
+
+    @property
+    def own_type(self) -> bool:
+        """Whether the message type is not one of those that a strategy sends."""
+        return self.message_type not in ("train", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -164,12 +189,13 @@ def _functions(app: AppFolder, source: Source, attribute: str) -> list[ClientFun
             if owner is not app.half(app.client)[1]:
                 continue
             arguments = decorator.args if isinstance(decorator, ast.Call) else []
-            action = (
-                arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else ""
-            )
+            action = [str(a.value) for a in arguments[:1] if isinstance(a, ast.Constant)]
             if call.attr in ("train", "evaluate", "query"):
-                kind = f"{call.attr}.{action}" if action else call.attr
-                found.append(ClientFunction(kind, source, node))
+                kind = ".".join([call.attr, *action])
+                given = keyword_of(decorator, "mods") if isinstance(decorator, ast.Call) else None
+                items = given.elts if isinstance(given, ast.List | ast.Tuple) else []
+                mods = tuple(Mod(item, _name_of(app, source, item)) for item in items)
+                found.append(ClientFunction(kind, source, node, mods))
     return found
 
 

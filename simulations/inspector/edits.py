@@ -63,23 +63,24 @@ def add_arguments(source: Source, call: ast.Call, arguments: Sequence[str]) -> l
         return []
     given = sorted([*call.args, *call.keywords], key=source.span)
     start, close = source.span(call.func)[1] + 1, source.span(call)[1] - 1
-    if "\n" not in source.text[start:close]:
-        line = source.text[source.text.rfind("\n", 0, start) + 1 : close]
-        added = ", ".join(arguments)
-        if len(line) + len(added) + 2 <= _LONGEST:
-            return [Edit(close, close, f", {added}" if given else added)]
-        indent = source.indent(call)
-        texts = [*map(source.segment, given), *arguments]
-        lines = "".join(f"{indent}    {text},\n" for text in texts)
-        return [Edit(start, close, f"\n{lines}{indent}")]
+    if not given:
+        return [Edit(start, close, ", ".join(arguments))]
     end = source.span(given[-1])[1]
     rest = source.text[end:close]
-    edits = [] if rest.lstrip().startswith(",") else [Edit(end, end, ",")]
-    if "\n" not in rest:  # the bracket closes on the last argument's line
-        return [*edits, Edit(close, close, f" {', '.join(arguments)}")]
-    indent = source.indent(given[-1])
-    place = source.text.rindex("\n", 0, close) + 1
-    return [*edits, Edit(place, place, "".join(f"{indent}{text},\n" for text in arguments))]
+    comma = "" if rest.lstrip().startswith(",") else ","
+    if "\n" in rest:
+        indent = source.indent(given[-1])
+        place = source.text.rindex("\n", 0, close) + 1
+        lines = "".join(f"{indent}{text},\n" for text in arguments)
+        return [*([Edit(end, end, comma)] if comma else []), Edit(place, place, lines)]
+    added = ", ".join(arguments)
+    line = source.text[source.text.rfind("\n", 0, start) + 1 : close]
+    if "\n" in source.text[start:close] or len(line) + len(added) + 2 <= _LONGEST:
+        return [Edit(end, close, f", {added}")]
+    indent = source.indent(call)
+    texts = [*map(source.segment, given), *arguments]
+    lines = "".join(f"{indent}    {text},\n" for text in texts)
+    return [Edit(start, close, f"\n{lines}{indent}")]
 
 
 def drop_items(
@@ -156,9 +157,11 @@ def with_imports(
         else:
             edits.append(line_of(source, node))
     if block and last is not None:
-        edits.append(Edit(*[source.span(last)[1]] * 2, f"\n{block}"))
+        end = source.span(last)[1]
+        edits.append(Edit(end, end, f"\n{block}"))
     elif block:
-        edits.append(Edit(*[_top(source)] * 2, f"{block}\n"))
+        top = _top(source)
+        edits.append(Edit(top, top, f"{block}\n"))
     return changed(source, edits)
 
 

@@ -1,18 +1,21 @@
 """Says what an app is, and what a scheme will take from it, refuse or pass on unprotected."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .app_folder import AppFolder
-from .client_change import REPLACED_MODS, replaced_mods
-from .client_half import NUMPY, ClientHalf, client_half
+from .arrays import Arrays, InitialArray
+from .client_change import replaced_mods
+from .client_half import NUMPY, REPLACED_MODS, ClientHalf, client_half
 from .server_change import METRICS_FUNCTIONS
 from .server_half import ServerHalf, server_half
 from .source import Source, keyword_of
 from .unfit import own_start
 from .wraps import Wrap
 
-__all__ = ["described", "losses"]
+__all__ = ["described", "losses", "of_arrays"]
+
+_MOST_ARRAYS = 12  # in a line
 
 LEGACY_NAMES = {
     "fit_metrics_aggregation_fn": "train_metrics_aggr_fn",
@@ -48,6 +51,32 @@ def losses(app: AppFolder, wrap: Wrap) -> list[str]:
         *_of_messages(app, server, client, wrap),
         *_of_start(server, wrap),
     ]
+
+
+def of_arrays(found: Arrays | str, wrap: Wrap) -> list[str]:
+    """Return which arrays are released, kept back or look like statistics, as lines."""
+    if isinstance(found, str):
+        return [f"arrays: not known: {found}"]
+    released = found.released(keeps_statistics=wrap.keeps_statistics)
+    kept = found.kept(keeps_statistics=wrap.keeps_statistics)
+    weights = sum(array.size for array in released)
+    lines = [f"arrays released: {_named(released)} ({weights:,} weights)"]
+    if kept and (wrap.spends or wrap.keeps_statistics or not wrap.sends_metrics):
+        lines.append(f"arrays kept back, the model keeps the server's values: {_named(kept)}")
+    if found.suspected:
+        lines.append(
+            f"arrays that look like running statistics: {', '.join(found.suspected)}"
+            + ("; the change keeps them back" if wrap.keeps_statistics else "; they are averaged")
+        )
+    return lines
+
+
+def _named(arrays: Sequence[InitialArray]) -> str:
+    """Return arrays with their shapes; of many, the first and the last."""
+    texts = [f"{a.name} {'x'.join(map(str, a.shape)) or '1'}" for a in arrays]
+    if len(texts) > _MOST_ARRAYS:
+        texts = [*texts[: _MOST_ARRAYS - 2], f"... {len(texts)} in all ...", texts[-1]]
+    return ", ".join(texts) or "none"
 
 
 def _kind(app: AppFolder) -> str:
@@ -110,14 +139,19 @@ def _of_evaluations(server: ServerHalf, client: ClientHalf, wrap: Wrap) -> Itera
         wanted = given.value if isinstance(given, ast.Constant) else 1.0
         if not isinstance(wanted, int | float) or isinstance(wanted, bool):
             wanted = 1.0
-        asked = wrap.build(fraction_evaluate=min(1.0, max(0.0, float(wanted)))).fraction_evaluate
+        built = wrap.build(fraction_evaluate=min(1.0, max(0.0, float(wanted))))
         evaluates = client.kind == NUMPY or any(
             f.message_type == "evaluate" for f in client.functions
         )
-        if wanted and not asked and evaluates:
+        if wanted and not built.fraction_evaluate and evaluates:
             yield (
-                f"the clients are not asked to evaluate: what they say of their data is not part "
-                f"of {wrap.scheme}; an evaluate_fn on the server works as before"
+                "the clients are not asked to evaluate; evaluate_fn on the server works as before"
+                + (
+                    ". evaluation=PrivateEvaluation() of the strategy asks them for noised counts, "
+                    "from the same budget"
+                    if hasattr(built, "evaluation")
+                    else ""
+                )
             )
 
 

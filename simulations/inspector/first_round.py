@@ -81,12 +81,13 @@ def _disconnect() -> None:
 
 def _stop_at_start() -> None:
     """Have every strategy stop where it would begin, also those with a `start` of their own."""
-    for strategy in {Strategy, *_subclasses(Strategy)}:
+    found: set[Any] = {Strategy, *_subclasses(Strategy)}
+    for strategy in found:
         if "start" in vars(strategy):
-            strategy.start = _stopping(vars(strategy)["start"])  # type: ignore[method-assign]
+            strategy.start = _stopping(vars(strategy)["start"])
 
 
-def _subclasses(of: type) -> Iterator[type]:
+def _subclasses(of: Any) -> Iterator[Any]:
     for subclass in of.__subclasses__():
         yield subclass
         yield from _subclasses(subclass)
@@ -126,8 +127,10 @@ def _description(found: FirstRoundError) -> dict[str, Any]:
     arrays = {name: array.numpy() for name, array in found.arrays.items()}
     looks = set(suspected(arrays))
     strategy = found.strategy
-    fraction = getattr(strategy, "fraction_train", getattr(strategy, "fraction_fit", 1.0))
-    fewest = getattr(strategy, "min_train_nodes", getattr(strategy, "min_fit_clients", 2))
+
+    def said(name: str, older: str, otherwise: float) -> Any:
+        return getattr(strategy, name, getattr(strategy, older, otherwise))
+
     return {
         "arrays": [
             {
@@ -139,8 +142,9 @@ def _description(found: FirstRoundError) -> dict[str, Any]:
             for name, array in arrays.items()
         ],
         "rounds": found.rounds,
-        "fraction_train": float(fraction),
-        "min_train_nodes": int(fewest),
+        "fraction_train": float(said("fraction_train", "fraction_fit", 1.0)),
+        "min_train_nodes": int(said("min_train_nodes", "min_fit_clients", 2)),
+        "min_available_nodes": int(said("min_available_nodes", "min_available_clients", 2)),
     }
 
 

@@ -8,7 +8,7 @@ from .edits import Edit, add_arguments, changed, drop_items, with_imports
 from .server_fn_change import with_main
 from .server_half import ServerHalf, StrategyCall, server_half
 from .source import Source, keyword_of
-from .unfit import INNER, UnfitError, own_start
+from .unfit import INNER, UnfitError, check_strategy, own_start
 from .wraps import STRATEGIES, Wrap
 
 __all__ = ["METRICS_FUNCTIONS", "server_changed"]
@@ -36,6 +36,7 @@ def server_changed(app: AppFolder, half: ServerHalf, wrap: Wrap) -> AppFolder:
     if half.strategies[0].legacy:
         app = with_main(app, half, metrics=wrap.sends_metrics)
         half = server_half(app)
+        check_strategy(half.strategies[0], wrap)
     strategy = half.strategies[0]
     if strategy.name in INNER:
         return _as_inner(app, strategy, wrap)
@@ -98,7 +99,8 @@ def _as_inner(app: AppFolder, strategy: StrategyCall, wrap: Wrap) -> AppFolder:
             f"the strategy has a start of its own and comes from {strategy.name}: {where}",
             [f"take the start out: {wrap.strategy}(inner=...) runs the rounds"],
         )
-    outer, inner = [], []
+    outer: list[str] = []
+    inner: list[str] = []
     for keyword in call.keywords:
         if keyword.arg in METRICS_FUNCTIONS and not wrap.sends_metrics:
             continue

@@ -1,6 +1,7 @@
 """Turns a server of Flower's older API, with `server_fn`, into one with a `main`."""
 
 import ast
+from dataclasses import dataclass, replace
 
 from .app_folder import AppFolder
 from .edits import Edit, changed, line_of, with_imports
@@ -20,7 +21,10 @@ RENAMED = {
 }
 METRICS = {"fit_metrics_aggregation_fn", "evaluate_metrics_aggregation_fn"}
 MOVED = {"evaluate_fn", "initial_parameters", "accept_failures", "inplace"}
-PER_ROUND = {"on_fit_config_fn", "on_evaluate_config_fn"}
+PER_ROUND = {
+    "on_fit_config_fn": "configure_train",
+    "on_evaluate_config_fn": "configure_evaluate",
+}
 
 EVALUATED = '''
 def evaluated(function):
@@ -43,7 +47,17 @@ def aggregated(function):
 
     return aggregate
 '''
-PAGE = "docs/drop-in.md, 'Server with server_fn', shows the change"
+PER_ROUND_CLASS = """
+class PerRound({base}):
+    \"\"\"Tells the clients what a function says of each round.\"\"\"
+{methods}"""
+PER_ROUND_METHOD = """
+    def {method}(self, server_round, arrays, config, grid):
+        config.update({function}(server_round))
+        return super().{method}(server_round, arrays, config, grid)
+"""
+_LONGEST = 76  # characters of a call that stays on one line, behind `strategy = `
+PAGE = "docs/drop-in.md shows the change, under 'Server with server_fn'"
 
 
 def with_main(app: AppFolder, half: ServerHalf, *, metrics: bool) -> AppFolder:
@@ -65,53 +79,58 @@ def with_main(app: AppFolder, half: ServerHalf, *, metrics: bool) -> AppFolder:
     """
     strategy = half.strategies[0]
     source, function = _function(half, strategy)
-    call, (returned, rounds, timeout), names = strategy.call, *_returned(source, function)
+    parts, call = _returned(source, function), strategy.call
     _check(source, strategy)
     initial = _initial_arrays(source, call)
-    edits = [_header(source, function), *_arguments(source, call, metrics=metrics)]
-    arguments = ["grid", initial, f"num_rounds={rounds}", *timeout]
+    arguments = ["grid", initial, f"num_rounds={parts.rounds}", *parts.timeout]
     helpers = []
     if (evaluate_fn := keyword_of(call, "evaluate_fn")) is not None:
         arguments.append(f"evaluate_fn=evaluated({source.segment(evaluate_fn)})")
         helpers.append(EVALUATED)
     if metrics and any(keyword.arg in METRICS for keyword in call.keywords):
         helpers.append(AGGREGATED)
-    indent = source.indent(returned)
-    name = names["strategy"]
+    called = call.func.id if isinstance(call.func, ast.Name) else strategy.name
+    base, per_round = called, [keyword for keyword in call.keywords if keyword.arg in PER_ROUND]
+    if per_round:
+        methods = "".join(
+            PER_ROUND_METHOD.format(
+                method=PER_ROUND[str(keyword.arg)], function=source.segment(keyword.value)
+            )
+            for keyword in per_round
+        )
+        helpers.append(PER_ROUND_CLASS.format(base=base, methods=methods))
+        called = "PerRound"
+    renamed = "" if base == strategy.name else f" as {base}"
+    name = app.server.partition(":")[2]
+    indent = source.indent(parts.statement)
     lines = "".join(f"{indent}    {argument},\n" for argument in arguments)
-    edits.append(Edit.of(source, returned, f"{name}.start(\n{lines}{indent})"))
-    if names["config"] is not None:
-        edits.append(line_of(source, names["config"]))
-    if half.source.module != source.module:
-        raise UnfitError("server_fn is not in the file of the ServerApp", [PAGE])
-    statement = next(
-        node
-        for node in source.tree.body
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is half.call
-    )
-    made = app.server.partition(":")[2]
-    edits.append(line_of(source, statement))
-    place = source.span(function)[0]
     blocks = "".join(f"{helper.lstrip()}\n\n" for helper in helpers)
-    edits.append(Edit(place, place, f"{blocks}{made} = ServerApp()\n\n\n@{made}.main()\n"))
-    new = changed(source, edits)
-    old_name = _imported_as(source, call.func)
-    new = with_imports(
-        new,
-        add={
-            "flwr.app": {"ArrayRecord", *({"MetricRecord"} if helpers else ())},
-            "flwr.serverapp": {"Grid", "ServerApp"},
-            "flwr.serverapp.strategy": {strategy.name + (f" as {old_name}" if old_name else "")},
-            **(
-                {"flwr.common": {"parameters_to_ndarrays"}}
-                if "parameters_to_ndarrays" in initial
-                else {}
-            ),
+    place = source.span(function)[0]
+    edits = [
+        Edit(place, place, f"{blocks}{name} = ServerApp()\n\n\n@{name}.main()\n"),
+        _header(source, function),
+        _renamed_arguments(source, call, called, metrics=metrics),
+        Edit.of(source, parts.statement, f"{parts.strategy}.start(\n{lines}{indent})"),
+        *([] if parts.config is None else [line_of(source, parts.config)]),
+        *(
+            line_of(source, node)
+            for node in source.tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is half.call
+        ),
+    ]
+    imports = {
+        "flwr.app": {
+            "ArrayRecord",
+            *(["MetricRecord"] if {EVALUATED, AGGREGATED} & set(helpers) else []),
         },
-        drop={"ServerAppComponents", "ServerConfig", "ndarrays_to_parameters"},
-    )
-    text = new.text.rstrip("\n") + "\n"
-    return app.with_source(Source(new.path, new.module, text))
+        "flwr.serverapp": {"Grid", "ServerApp"},
+        "flwr.serverapp.strategy": {f"{strategy.name}{renamed}"},
+    }
+    if "parameters_to_ndarrays" in initial:
+        imports["flwr.common"] = {"parameters_to_ndarrays"}
+    gone = {"ServerAppComponents", "ServerConfig", "ndarrays_to_parameters"}
+    new = with_imports(changed(source, edits), add=imports, drop=gone)
+    return app.with_source(replace(new, text=new.text.rstrip("\n") + "\n"))
 
 
 def _function(half: ServerHalf, strategy: StrategyCall) -> tuple[Source, ast.FunctionDef]:
@@ -122,6 +141,8 @@ def _function(half: ServerHalf, strategy: StrategyCall) -> tuple[Source, ast.Fun
             [PAGE],
         )
     source, function = half.server_fn
+    if source.module != half.source.module:
+        raise UnfitError("server_fn is not in the file of the ServerApp", [PAGE])
     if not any(node is strategy.call for node in ast.walk(function)):
         raise UnfitError(
             "the strategy of Flower's older API is not made in server_fn: "
@@ -146,59 +167,85 @@ def _check(source: Source, strategy: StrategyCall) -> None:
     call = strategy.call
     if call.args or any(keyword.arg is None for keyword in call.keywords):
         raise UnfitError(f"the strategy has arguments without a name: {source.line(call)}", [PAGE])
-    if own := [k.arg for k in call.keywords if k.arg in PER_ROUND]:
-        raise UnfitError(
-            f"{' and '.join(map(str, own))} makes a configuration for each round: "
-            f"{source.line(call)}",
-            [
-                "give start what is the same in every round: train_config=ConfigRecord({...}); "
-                "the clients get the round as 'server-round'",
-                PAGE,
-            ],
-        )
+    for keyword in call.keywords:
+        value = keyword.value
+        known = isinstance(value, ast.Name) and source.dotted(value)
+        if keyword.arg in PER_ROUND and not known:
+            raise UnfitError(
+                f"{keyword.arg} is no function at the top of the file: {source.line(keyword)}",
+                [f"override {PER_ROUND[keyword.arg]} in a class of your own", PAGE],
+            )
 
 
-def _returned(
-    source: Source, function: ast.FunctionDef
-) -> tuple[tuple[ast.Return, str, list[str]], dict[str, "ast.stmt | str | None"]]:
-    """Return the function's return, its rounds and timeout, and the statements of its parts."""
-    returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+@dataclass(frozen=True)
+class Returned:
+    """What a `server_fn` returns.
+
+    Parameters
+    ----------
+    statement : Return
+        The statement that returns it.
+    strategy : str
+        The name of the strategy.
+    config : stmt, optional
+        The statement that makes the ServerConfig, where it is one of its own.
+    rounds : str
+        The number of rounds, as it is written.
+    timeout : list of str
+        An argument for the timeout, if there is one.
+    """
+
+    statement: ast.Return
+    strategy: str
+    config: ast.stmt | None
+    rounds: str
+    timeout: list[str]
+
+
+def _returned(source: Source, function: ast.FunctionDef) -> Returned:
     inner = {
         id(node)
         for part in ast.walk(function)
         if isinstance(part, ast.FunctionDef | ast.Lambda) and part is not function
         for node in ast.walk(part)
     }
-    returns = [node for node in returns if id(node) not in inner]
+    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and id(n) not in inner]
     made = returns[0].value if len(returns) == 1 else None
-    components = isinstance(made, ast.Call) and source.dotted(made.func).endswith(
-        ".ServerAppComponents"
-    )
-    if not components or not isinstance(made, ast.Call):
+    if not isinstance(made, ast.Call) or not _calls(source, made, "ServerAppComponents"):
         raise UnfitError(
             f"server_fn does not end with ServerAppComponents(...): {source.line(function)}", [PAGE]
         )
     strategy, config = keyword_of(made, "strategy"), keyword_of(made, "config")
     statement: ast.stmt | None = None
-    if isinstance(config, ast.Name):
-        wanted = config.id
-        for node in function.body:
-            if isinstance(node, ast.Assign) and any(
-                isinstance(target, ast.Name) and target.id == wanted for target in node.targets
-            ):
-                statement, config = node, node.value
-    if not isinstance(strategy, ast.Name) or not isinstance(config, ast.Call):
+    for node in function.body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(config, ast.Name)
+            and any(isinstance(t, ast.Name) and t.id == config.id for t in node.targets)
+        ):
+            statement, config = node, node.value
+    if (
+        not isinstance(strategy, ast.Name)
+        or not isinstance(config, ast.Call)
+        or not _calls(source, config, "ServerConfig")
+    ):
         raise UnfitError(
             f"strategy and config are not found: {source.line(returns[0])}",
             ["write strategy = FedAvg(...), config = ServerConfig(...) before it", PAGE],
         )
     rounds = keyword_of(config, "num_rounds") or (config.args[0] if config.args else None)
     timeout = keyword_of(config, "round_timeout")
-    return (
+    return Returned(
         returns[0],
+        strategy.id,
+        statement,
         "1" if rounds is None else source.segment(rounds),
         [] if timeout is None else [f"timeout={source.segment(timeout)}"],
-    ), {"strategy": strategy.id, "config": statement}
+    )
+
+
+def _calls(source: Source, call: ast.Call, name: str) -> bool:
+    return source.dotted(call.func).endswith(f".{name}")
 
 
 def _initial_arrays(source: Source, call: ast.Call) -> str:
@@ -226,25 +273,18 @@ def _header(source: Source, function: ast.FunctionDef) -> Edit:
     return Edit(start, body, f"def main(grid: Grid, {parameters}) -> None:{rest}")
 
 
-def _arguments(source: Source, call: ast.Call, *, metrics: bool) -> list[Edit]:
+def _renamed_arguments(source: Source, call: ast.Call, called: str, *, metrics: bool) -> Edit:
     """Rename the strategy's keywords, and take out those that it no longer has."""
-    gone = MOVED if metrics else MOVED | METRICS
-    left = [keyword for keyword in call.keywords if keyword.arg not in gone]
+    gone = MOVED | set(PER_ROUND) if metrics else MOVED | set(PER_ROUND) | METRICS
     texts = []
-    for keyword in left:
-        value = source.segment(keyword.value)
-        value = f"aggregated({value})" if keyword.arg in METRICS else value
-        texts.append(f"{RENAMED.get(str(keyword.arg), keyword.arg)}={value}")
-    start = source.span(call.func)[1]
-    end = source.span(call)[1]
-    line = f"({', '.join(texts)})"
-    if len(source.indent(call)) + len(line) > 80:
-        indent = source.indent(call)
-        line = "(\n" + "".join(f"{indent}    {text},\n" for text in texts) + f"{indent})"
-    return [Edit(start, end, line)]
-
-
-def _imported_as(source: Source, written: ast.expr) -> str:
-    """Return the name under which the strategy was imported, if that is another."""
-    name = written.id if isinstance(written, ast.Name) else ""
-    return "" if name == source.dotted(written).rpartition(".")[2] else name
+    for keyword in call.keywords:
+        if keyword.arg not in gone:
+            value = source.segment(keyword.value)
+            value = f"aggregated({value})" if keyword.arg in METRICS else value
+            texts.append(f"{RENAMED.get(str(keyword.arg), keyword.arg)}={value}")
+    indent = source.indent(call)
+    line = f"{called}({', '.join(texts)})"
+    if len(indent) + len(line) > _LONGEST:
+        lines = "".join(f"{indent}    {text},\n" for text in texts)
+        line = f"{called}(\n{lines}{indent})"
+    return Edit.of(source, call, line)

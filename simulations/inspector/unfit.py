@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from flwr_privacy.errors import DeclinedError
 
 from .app_folder import AppFolder
-from .client_half import client_half
-from .server_half import StrategyCall, server_half
+from .client_half import REPLACED_MODS, ClientHalf, client_half
+from .server_half import ServerHalf, StrategyCall, server_half
 from .source import Source
 from .wraps import Wrap
 
-__all__ = ["INNER", "UnfitError", "check_fits", "own_start"]
+__all__ = ["INNER", "UnfitError", "check_fits", "check_strategy", "own_start"]
 
 INNER = {"FedAdagrad", "FedAdam", "FedAvgM", "FedProx", "FedYogi"}
 """Flower's strategies that take a scheme's average as one reply."""
@@ -65,29 +65,64 @@ def check_fits(app: AppFolder, wrap: Wrap) -> None:
             ],
         )
     if not server.strategies:
-        lines = [source.line(node) for source, node in server.sends]
-        own = [f.message_type for f in client.functions if f.own_type]
-        said = f", in message types of its own ({', '.join(own)})" if own else ""
-        raise UnfitError(
-            "the app makes no strategy: its server sends the messages itself"
-            f"{said}. A scheme is a strategy, and has none to take the place of",
-            [f"these lines send messages: {line}" for line in lines],
-        )
+        raise _without_strategy(server, client)
     if len(server.strategies) > 1:
         raise UnfitError(
             "the app makes more than one strategy",
             [f"change the one that trains: {s.source.line(s.call)}" for s in server.strategies],
         )
-    _check_strategy(server.strategies[0], wrap)
+    check_strategy(server.strategies[0], wrap)
+    _check_client(client)
+
+
+def _without_strategy(server: ServerHalf, client: ClientHalf) -> UnfitError:
+    """Return the error for a server in which no strategy is found."""
+    if not server.sends:
+        return UnfitError(
+            "no place is found where the app makes one of Flower's strategies",
+            [
+                f"change the strategy where it is made; the server begins here: "
+                f"{server.source.line(server.main or server.call)}"
+            ],
+        )
+    own = [f.message_type for f in client.functions if f.own_type]
+    said = f", in message types of its own ({', '.join(own)})" if own else ""
+    return UnfitError(
+        f"the app makes no strategy: its server sends the messages itself{said}. A scheme is a "
+        "strategy, and has none to take the place of",
+        [
+            *(f"this line sends messages: {source.line(node)}" for source, node in server.sends),
+            "write the rounds as a Flower strategy; where the clients have columns of the same "
+            "records, look at --scheme fedvs",
+        ],
+    )
+
+
+def _check_client(client: ClientHalf) -> None:
     if not any(f.message_type == "train" for f in client.functions) and client.client_fn is None:
         raise UnfitError(
             "the client app has no function under @app.train() and no client_fn: there is no "
             "training for the scheme to go around",
             [f"the app is made here: {client.source.line(client.call)}"],
         )
+    for function in client.functions:
+        for mod in function.mods:
+            if mod.replaced:
+                raise UnfitError(
+                    f"the function for '{function.message_type}' has the mod {mod.name}: "
+                    f"{REPLACED_MODS[mod.name]}",
+                    [f"take it out: {client.source.line(mod.node)}"],
+                )
 
 
-def _check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:
+def check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:
+    """Refuse a strategy whose place a scheme cannot take.
+
+    Raises
+    ------
+    UnfitError
+        If it is one.
+    """
     where = strategy.source.line(strategy.call)
     if strategy.ours and strategy.name != wrap.strategy:
         raise UnfitError(
@@ -107,20 +142,26 @@ def _check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:
             f"the strategy comes from Flower's {strategy.name}, which does not average: {where}",
             [f"let it come from {wrap.strategy} of flwr_privacy.strategies"],
         )
-    for name in ("configure_train", "aggregate_train"):
-        found = strategy.method(name)
-        if found and not _calls_super(found[1], name):
-            raise UnfitError(
-                f"the strategy's own {name} does not call super().{name}: the scheme would be "
-                f"passed over: {found[0].line(found[1])}",
-                [f"call super().{name} in it"],
-            )
     if (found := own_start(strategy)) and wrap.no_own_start:
         raise UnfitError(
             f"the strategy has a start of its own, and with {wrap.scheme} {wrap.no_own_start}: "
             f"{found[0].line(found[1])}",
             ["take the start out, and do what it does beside in evaluate_fn or LoopOptions"],
         )
+    for name in ("configure_train", "aggregate_train"):
+        found = strategy.method(name)
+        if found and name in wrap.not_called:
+            raise UnfitError(
+                f"the strategy's own {name} would not be called: with {wrap.scheme} a round is "
+                f"another exchange than Flower's: {found[0].line(found[1])}",
+                ["do what it does in evaluate_fn, in LoopOptions(on_round=...) or on the clients"],
+            )
+        if found and not _calls_super(found[1], name):
+            raise UnfitError(
+                f"the strategy's own {name} does not call super().{name}: the scheme would be "
+                f"passed over: {found[0].line(found[1])}",
+                [f"call super().{name} in it"],
+            )
 
 
 def own_start(strategy: StrategyCall) -> tuple[Source, ast.FunctionDef] | None:

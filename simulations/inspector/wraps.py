@@ -8,9 +8,19 @@ from typing import Any
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.strategies import SchemeStrategy
 
-__all__ = ["BRING_THEIR_CLIENT", "WRAPS", "Options", "Wrap", "wrap_of"]
+__all__ = [
+    "BRING_THEIR_CLIENT",
+    "FEWEST_CLIENTS",
+    "WRAPS",
+    "Options",
+    "Wrap",
+    "check_scheme",
+    "wrap_of",
+]
 
 STRATEGIES = "flwr_privacy.strategies"
+FEWEST_CLIENTS = 2
+"""How many clients Flower's strategies wait for, where nothing else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +35,25 @@ class Options:
         Budget of a client over the whole training.
     delta : float, default 1e-5
         Its delta.
-    clients : int, default 2
+    clients : int, optional
         Number of clients, for a tree and for the forecast.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
     """
 
     secure_sum: bool = False
     epsilon: float = 8.0
     delta: float = 1e-5
-    clients: int = 2
+    clients: int | None = None
 
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, minimum=1e-9)
         check_number("delta", self.delta, minimum=1e-300, maximum=0.5)
-        check_integer("clients", self.clients, minimum=1)
+        if self.clients is not None:
+            check_integer("clients", self.clients, minimum=1)
 
     @property
     def budget(self) -> str:
@@ -64,6 +80,8 @@ class Wrap:
         Whether it needs to know the rounds where the app's own `start` runs them.
     no_own_start : str
         Why the app's own `start` cannot run its rounds; "" if it can.
+    not_called : tuple of str
+        Methods of Flower's strategies that its rounds do not call.
     sends_metrics : bool
         Whether the clients' metrics reach the server.
     keeps_statistics : bool
@@ -79,6 +97,7 @@ class Wrap:
     imports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     takes_rounds: bool = False
     no_own_start: str = ""
+    not_called: tuple[str, ...] = ()
     sends_metrics: bool = False
     keeps_statistics: bool = True
     spends: bool = False
@@ -182,17 +201,22 @@ def _mspdq(options: Options) -> Wrap:
         arguments=(SECURE_SUM, "bits=8", "bound=4.0") if summed else ("bits=8",),
         imports=SUMS if summed else {},
         no_own_start=SEVERAL_EXCHANGES,
+        not_called=("aggregate_train",),
     )
 
 
 def _msp(options: Options) -> Wrap:
     return Wrap(
-        scheme="msp", strategy="MSP", client_app="MSPClientApp", no_own_start=SEVERAL_EXCHANGES
+        scheme="msp",
+        strategy="MSP",
+        client_app="MSPClientApp",
+        no_own_start=SEVERAL_EXCHANGES,
+        not_called=("aggregate_train",),
     )
 
 
 def _m2fdp(options: Options) -> Wrap:
-    fanouts = _fanouts(options.clients)
+    fanouts = _fanouts(options.clients or FEWEST_CLIENTS)
     return Wrap(
         scheme="m2fdp",
         strategy="M2FDP",
@@ -203,6 +227,7 @@ def _m2fdp(options: Options) -> Wrap:
         ),
         imports={STRATEGIES: ("DeviceNoise",), "flwr_privacy.m2fdp": ("TierTree",)},
         no_own_start="what a client is asked depends on its place in the tree",
+        not_called=("configure_train", "aggregate_train"),
         spends=True,
     )
 
@@ -218,23 +243,35 @@ WRAPS = {
 _SUMMABLE = {"fedavg", "udp", "central-dp", "mspdq"}
 
 
+def check_scheme(scheme: str, options: Options) -> None:
+    """Refuse a scheme that there is not, and options that it does not have.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is no such scheme, or it has no secure sum.
+    """
+    check_choice("scheme", scheme, [*WRAPS, *BRING_THEIR_CLIENT])
+    if options.secure_sum and scheme not in _SUMMABLE:
+        allowed = f"no --secure-sum with '{scheme}': it goes with {', '.join(sorted(_SUMMABLE))}"
+        raise InvalidParameterError("secure_sum", True, allowed)
+
+
 def wrap_of(scheme: str, options: Options) -> Wrap:
     """Return how a scheme goes around an app.
 
     Raises
     ------
     InvalidParameterError
-        If there is no such scheme, or it has no secure sum.
+        As `check_scheme`, and for a scheme that brings its own client.
 
     Examples
     --------
     >>> wrap_of("udp", Options(epsilon=2.0)).arguments
     ('privacy=UserLevel(epsilon=2.0, delta=1e-5)',)
     """
-    check_choice("scheme", scheme, [*WRAPS, *BRING_THEIR_CLIENT])
-    if options.secure_sum and scheme not in _SUMMABLE:
-        allowed = f"no --secure-sum with '{scheme}': it goes with {', '.join(sorted(_SUMMABLE))}"
-        raise InvalidParameterError("secure_sum", True, allowed)
+    check_scheme(scheme, options)
+    check_choice("scheme", scheme, WRAPS)
     return WRAPS[scheme](options)
 
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 
 import httpx
@@ -40,6 +40,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from flwr_privacy.clients.node.context_store import DATA_SET_VARIABLE
 from flwr_privacy.errors import DeclinedError, EngineError, FlwrPrivacyError, InvalidParameterError
 
 from .allowed_apps import AllowedApps
@@ -135,8 +136,10 @@ def execute(api: RuntimeAPI, allowed_apps: Path, secret: bytes) -> None:
         If the SuperNode has another secret, or gives messages to others too: to Flower's own
         SuperExec, which runs any app, or to whoever is on this machine.
     """
-    count = len(AllowedApps.read(allowed_apps).names)
-    log(INFO, "flwr-privacy executor: %s allows %d apps", allowed_apps, count)
+    apps = AllowedApps.read(allowed_apps)
+    log(INFO, "flwr-privacy executor: %s allows %d apps", allowed_apps, len(apps.apps))
+    if shared := apps.sharing():
+        log(WARNING, "%s share one ledger: give each a data_set in %s", shared, allowed_apps)
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=ACQUIRE)
     client = api.client(None, signed)
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
@@ -224,14 +227,17 @@ def run_task(api: RuntimeAPI, token: str, allowed_apps: Path, executor: int) -> 
 
 def _answer(message: Message, context: Context, run: Run, fab: Fab, allowed_apps: Path) -> Message:
     try:
-        name = AllowedApps.read(allowed_apps).check(fab.content)
+        allowed = AllowedApps.read(allowed_apps).check(fab.content)
     except FlwrPrivacyError as error:
         # The server's name for the app is in the log only, and marked as its own.
         log(ERROR, "refused, called %r by the server: %s", f"{run.fab_id} {run.fab_version}", error)
         declined = isinstance(error, DeclinedError)
         reason = str(error) if declined else "this node's list of allowed apps cannot be read"
         return Message(Error(ErrorCode.INVALID_FAB, reason), reply_to=message)
+    name = allowed.name
     log(INFO, "runs %s, which is allowed", name)
+    if allowed.data_set is not None:  # this process runs nothing else
+        os.environ[DATA_SET_VARIABLE] = allowed.data_set
     with tempfile.TemporaryDirectory(prefix="flwr-privacy-app-") as folder:
         try:
             app = install_from_fab(fab.content, Path(folder), skip_prompt=True)

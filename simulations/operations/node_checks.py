@@ -173,7 +173,10 @@ def _apps(path: Path | None) -> Check:
         return Check(name, FAIL, str(error))
     if others_may(path, "w"):
         return Check(name, FAIL, f"other users may change them: chmod go-w {path}")
-    return Check(name, OK, f"{path}: {', '.join(sorted(apps.names.values()))}")
+    if shared := apps.sharing():
+        told = f"{', '.join(shared)} share one ledger: give each a data_set in {path}"
+        return Check(name, WARN, told)
+    return Check(name, OK, f"{path}: {', '.join(sorted(app.name for app in apps.apps.values()))}")
 
 
 def _keys(files: NodeFiles) -> Iterator[Check]:

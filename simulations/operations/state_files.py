@@ -134,7 +134,8 @@ def _place(parts: tuple[str, ...]) -> tuple[str, str, str]:
     """Return client, kind and experiment of a file below the state folder."""
     file = parts[-1]
     if len(parts) == 1:
-        client, _, ending = file.rpartition(".")
+        # A simulated client's ledger may have the name of its data set before that of the client.
+        client, _, ending = file.rpartition("@")[2].rpartition(".")
         owner = client.removesuffix(".ledger").removesuffix(".identity")
         if ending == "lock":
             return owner, LOCKS, ""

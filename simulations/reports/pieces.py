@@ -84,7 +84,7 @@ def by_task(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
     """Return the runs of each task."""
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
-        groups.setdefault(run.settings.task, []).append(run)
+        groups.setdefault(run.task, []).append(run)
     return groups
 
 

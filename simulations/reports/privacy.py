@@ -13,7 +13,15 @@ from .page import rendered
 from .pieces import Drawn, best_run, listed, score_text
 from .reported import Line, ReportedRun
 
-__all__ = ["privacy", "void_guarantees"]
+__all__ = [
+    "Guaranteed",
+    "baseline_of",
+    "comparable",
+    "epsilon_chart",
+    "guaranteed",
+    "privacy",
+    "void_guarantees",
+]
 
 BASELINE = "fedavg"
 """The scheme without privacy that the others are compared with."""
@@ -23,59 +31,68 @@ Guaranteed = tuple[ReportedRun, Guarantee]
 
 def void_guarantees(runs: Sequence[ReportedRun]) -> Markup:
     """Return a warning for each run whose guarantee does not hold."""
-    void = [run for run, guarantee in _guaranteed(runs) if guarantee.void]
+    void = [run for run, guarantee in guaranteed(runs) if guarantee.void]
     return rendered("void.html", runs=void) if void else Markup()
 
 
 def privacy(runs: Sequence[ReportedRun]) -> Markup:
     """Return accuracy over epsilon spent and the guarantee of each run that has one yet."""
-    guaranteed = _guaranteed(runs)
-    if not guaranteed:
+    known = guaranteed(runs)
+    if not known:
         return Markup()
     charts = [
-        _chart(group, runs, name=f"privacy{number}")
-        for number, group in enumerate(_comparable(guaranteed))
+        epsilon_chart(group, runs, name=f"privacy{number}")
+        for number, group in enumerate(comparable(known))
     ]
     # What is said of the scheme is said once, for all budgets.
     schemes: dict[Guarantee, dict[Guarantee, list[ReportedRun]]] = {}
-    for run, guarantee in guaranteed:
+    for run, guarantee in known:
         common = replace(guarantee, epsilon=None, delta=None, spent=None, accountant="")
         schemes.setdefault(common, {}).setdefault(guarantee, []).append(run)
-    rows = [_row(run, guarantee) for run, guarantee in guaranteed]
-    return rendered("privacy.html", charts=charts, rows=rows, schemes=schemes, text=_text)
+    # An epsilon means something else where other data sets are neighbours: a table of its own.
+    tables: dict[str, list[dict[str, object]]] = {}
+    for run, guarantee in known:
+        tables.setdefault(guarantee.neighbours, []).append(_row(run, guarantee))
+    return rendered("privacy.html", charts=charts, tables=tables, schemes=schemes, text=_text)
 
 
-def _guaranteed(runs: Sequence[ReportedRun]) -> list[Guaranteed]:
+def guaranteed(runs: Sequence[ReportedRun]) -> list[Guaranteed]:
+    """Return the runs that have a privacy card, with their guarantees."""
     return [(run, run.guarantee) for run in runs if run.guarantee is not None]
 
 
 # Accuracy over epsilon
 
 
-def _comparable(guaranteed: Sequence[Guaranteed]) -> list[list[Guaranteed]]:
+def comparable(guaranteed: Sequence[Guaranteed]) -> list[list[Guaranteed]]:
     """Return the runs that spent epsilon, those together whose epsilon means the same."""
     groups: dict[tuple[object, ...], list[Guaranteed]] = {}
     for run, guarantee in guaranteed:
         if any(epsilon > 0 for epsilon, _ in _spending(run)):
-            meaning = (run.settings.task, guarantee.protects, guarantee.adversary, guarantee.delta)
+            meaning = (
+                *(run.task, guarantee.protects, guarantee.adversary),
+                *(guarantee.neighbours, guarantee.delta),
+            )
             groups.setdefault(meaning, []).append((run, guarantee))
     return list(groups.values())
 
 
-def _chart(group: Sequence[Guaranteed], runs: Sequence[ReportedRun], *, name: str) -> Drawn:
+def epsilon_chart(group: Sequence[Guaranteed], runs: Sequence[ReportedRun], *, name: str) -> Drawn:
+    """Draw accuracy over epsilon for runs whose epsilons mean the same."""
     first, guarantee = group[0]
-    task = first.settings.task
+    task = first.task
     series = []
     for run, _ in group:
         xs, ys = zip(*_spending(run), strict=True)
         series.append(run.series(xs, ys))
     on_plot = [
         f"unit: {guarantee.protects}; delta {_digits(guarantee.delta)}",
+        f"neighbours: {guarantee.neighbours}",
         f"adversary: {guarantee.adversary}",
     ]
     if void := [run.label for run, one in group if one.void]:
         on_plot.append(f"VOID: no protection by {listed(void)}")
-    baseline, reference, note = _baseline(runs, task), None, ""
+    baseline, reference, note = baseline_of(runs, task), None, ""
     if baseline is not None and baseline.results.accuracy is not None:
         accuracy = baseline.results.accuracy
         reference = Reference(f"best without privacy: {score_text(accuracy)}", accuracy)
@@ -94,14 +111,13 @@ def _chart(group: Sequence[Guaranteed], runs: Sequence[ReportedRun], *, name: st
     return Drawn(name=name, caption=caption, svg=svg, lines=lines, note=note)
 
 
-def _baseline(runs: Sequence[ReportedRun], task: str) -> ReportedRun | None:
+def baseline_of(runs: Sequence[ReportedRun], task: str) -> ReportedRun | None:
+    """Return the best whole run without privacy on a task."""
     # A run that was broken off would make the others look better than they are.
     return best_run(
         run
         for run in runs
-        if run.settings.scheme == BASELINE
-        and run.settings.task == task
-        and run.summary["status"] == "completed"
+        if run.scheme == BASELINE and run.task == task and run.summary["status"] == "completed"
     )
 
 

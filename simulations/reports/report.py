@@ -20,7 +20,8 @@ from flwr_privacy.wire.files import write_text
 from .page import rendered
 from .privacy import privacy, void_guarantees
 from .reported import ReportedRun, read_runs
-from .sections import answers, configurations, curves, overview, problems, provenance, table_of_runs
+from .sections import answers, configurations, curves, problems, provenance, table_of_runs
+from .summary import summary
 from .tiers import tiers
 from .vertical import columns
 
@@ -30,10 +31,10 @@ Section = Callable[[Sequence[ReportedRun]], Markup]
 """Makes a piece of the page."""
 
 SECTIONS: tuple[Section, ...] = (
-    overview,
+    summary,
     void_guarantees,
-    table_of_runs,
     problems,
+    table_of_runs,
     privacy,
     tiers,
     columns,
@@ -50,7 +51,7 @@ def write_report(
     out: Path,
     *,
     title: str = "Federated learning runs",
-    about: str = "",
+    about: Mapping[str, str] | None = None,
 ) -> Path:
     """Write ``report.html`` and ``report.json`` into a folder.
 
@@ -62,8 +63,8 @@ def write_report(
         The folder; it is made if need be.
     title : str, default "Federated learning runs"
         Title of the page.
-    about : str, default ""
-        A paragraph under the title.
+    about : Mapping, optional
+        What each run is, in a line, by its name.
 
     Returns
     -------
@@ -81,7 +82,7 @@ def write_report(
         raise InvalidParameterError("runs", [], "at least one run folder")
     reported = read_runs(runs)
     sections = [section(reported) for section in SECTIONS]
-    page = rendered("report.html", title=title, about=about, sections=sections)
+    page = rendered("report.html", title=title, about=about or {}, sections=sections)
     path = out / "report.html"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,7 @@ def _as_json(title: str, runs: Sequence[ReportedRun]) -> str:
         {
             "name": run.name,
             "label": run.label,
-            "settings": asdict(run.settings),
+            "settings": run.told if run.settings is None else asdict(run.settings),
             "summary": run.summary,
             "guarantee": run.guarantee.to_dict() if run.guarantee else None,
             "answers": asdict(run.answers) if run.answers else None,

@@ -8,6 +8,7 @@ from typing import Any
 from flwr_privacy.errors import refusals
 from flwr_privacy.privacy.card import Answers
 from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.simulations.settings.card_run import CardRun
 from flwr_privacy.simulations.settings.metrics_file import score
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_labels import differing_settings, labels
@@ -74,8 +75,12 @@ class ReportedRun:
         What tells it from the other runs, in words.
     style : Style
         Its look in every figure.
-    settings : Settings
-        What it was told.
+    scheme, task : str
+        Its scheme, and what it trains.
+    settings : Settings or None
+        What it was told; None for an app of the user's own.
+    told : Mapping
+        The same with dotted keys.
     differing : Mapping
         The settings, with dotted keys, that the runs do not share.
     summary, rounds
@@ -93,7 +98,10 @@ class ReportedRun:
     name: str
     label: str
     style: Style
-    settings: Settings
+    scheme: str
+    task: str
+    settings: Settings | None
+    told: Mapping[str, Any]
     differing: Mapping[str, Any]
     summary: Mapping[str, Any]
     rounds: Sequence[Line]
@@ -101,6 +109,12 @@ class ReportedRun:
     answers: Answers | None
     tree: tuple[TreeNode, ...] | None
     results: RunResults
+
+    @property
+    def clients(self) -> int | None:
+        """Number of its clients, as far as it is known."""
+        asked = None if self.settings is None else self.settings.clients
+        return asked or self.summary.get("nodes")
 
     def series(self, xs: Sequence[float], ys: Sequence[float]) -> Series:
         """Return its line through some points."""
@@ -129,7 +143,10 @@ def read_runs(folders: Sequence[RunFolder]) -> list[ReportedRun]:
             name=folder.path.resolve().name,
             label=label,
             style=Style(index),
-            settings=settings,
+            scheme=settings.scheme,
+            task=settings.task,
+            settings=None if isinstance(folder, CardRun) else settings,
+            told=folder.told,
             differing=differing,
             summary=folder.summary,
             rounds=rounds,

@@ -7,13 +7,11 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 
 from flwr_privacy.errors import refusals
-from flwr_privacy.simulations.settings.run_labels import flat_settings
 
 from .figures import chart
 from .page import rendered
 from .pieces import (
     Drawn,
-    best_run,
     by_task,
     listed,
     number_text,
@@ -27,7 +25,6 @@ __all__ = [
     "answers",
     "configurations",
     "curves",
-    "overview",
     "problems",
     "provenance",
     "table_of_runs",
@@ -39,42 +36,13 @@ UNEVEN = 3.0
 """Ratio of the virtual times of two runs from which on an axis over them is logarithmic."""
 
 
-def overview(runs: Sequence[ReportedRun]) -> Markup:
-    """Return one paragraph that says what was run and how it ended."""
-    count = "One run" if len(runs) == 1 else f"{len(runs)} runs"
-    schemes = listed(run.settings.scheme for run in runs)
-    sentences = [f"{count} of {schemes} on {listed(run.settings.task for run in runs)}"]
-    endings = [run.summary["status"] for run in runs]
-    if len(runs) == 1:
-        sentences[0] += f": {endings[0]}"
-    elif len(set(endings)) == 1:
-        sentences[0] += f", all {endings[0]}"
-    else:
-        counts = listed(f"{endings.count(ending)} {ending}" for ending in endings)
-        sentences[0] += f": {counts}"
-    groups = by_task(runs)
-    for task, group in groups.items():
-        best = best_run(group)
-        if best is None:
-            continue
-        rank = "The best final accuracy" if len(group) > 1 else "The final accuracy"
-        rank += f" on {task}" if len(groups) > 1 else ""
-        whose = f" ({best.label})" if len(group) > 1 else ""
-        payload = number_text((best.results.bytes_up + best.results.bytes_down) / MB)
-        sentences.append(
-            f"{rank} is {score_text(best.results.accuracy)}{whose}, after {best.results.rounds}"
-            f" of {best.results.planned} rounds and {payload} MB of payload up and down"
-        )
-    return Markup('<p class="lead">{}.</p>\n').format(". ".join(sentences))
-
-
 def table_of_runs(runs: Sequence[ReportedRun]) -> Markup:
     """Return one row of results per run."""
     rows = [
         {
             "Run": run,
             "Status": Markup('<span class="{0}">{0}</span>').format(run.summary["status"]),
-            "Clients": run.settings.clients or run.summary.get("nodes"),
+            "Clients": run.clients,
             "Rounds": f"{run.results.rounds}/{run.results.planned}",
             "Accuracy": score_text(run.results.accuracy),
             "Best": score_text(run.results.best_accuracy),
@@ -198,7 +166,7 @@ def _trained(run: ReportedRun) -> str:
 def configurations(runs: Sequence[ReportedRun]) -> Markup:
     """Return the settings in which the runs differ, and those that they share."""
     differing = [{"Run": run, **run.differing} for run in runs]
-    settings = flat_settings(runs[0].settings)
+    settings = runs[0].told
     shared = {key: value for key, value in settings.items() if key not in differing[0]}
     return rendered("configuration.html", differing=differing, shared=shared)
 
@@ -215,7 +183,7 @@ def provenance(runs: Sequence[ReportedRun]) -> Markup:
             "Started (UTC)": _time(run.summary.get("started")),
             "Finished (UTC)": _time(run.summary.get("finished")),
             **{p: (run.summary.get("versions") or {}).get(p) for p in packages},
-            "ExperimentDescription": run.summary.get("experiment_id"),
+            "Experiment": run.summary.get("experiment_id"),
         }
         for run in runs
     ]

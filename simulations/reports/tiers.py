@@ -111,7 +111,7 @@ def _sent(run: ReportedRun, number: int) -> list[Drawn]:
 
 def _control(runs: Sequence[ReportedRun]) -> list[Drawn]:
     """Draw what a controller chose in each round, beside the runs without one."""
-    if not any(run.settings.strategy.get("control") for run in runs):
+    if not any(run.settings and run.settings.strategy.get("control") for run in runs):
         return []
     return [
         drawn

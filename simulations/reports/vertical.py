@@ -81,8 +81,8 @@ def _last(run: ReportedRun, metric: str) -> float | None:
 
 def _wait_for_all(run: ReportedRun) -> str | None:
     """Return the expected seconds of a server that waits for everybody, under FedVS's delays."""
-    delays = run.settings.strategy.get("delays")
-    clients = run.settings.clients or run.summary.get("nodes")
+    delays = run.settings.strategy.get("delays") if run.settings else None
+    clients = run.clients
     if not delays or not clients:
         return None
     options = delays if isinstance(delays, Mapping) else {}

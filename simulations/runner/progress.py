@@ -13,8 +13,8 @@ from rich.text import Text
 
 from flwr_privacy.simulations.settings.metrics_file import score
 from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.strategies.state.card_folder import CARD_PAGE
 from flwr_privacy.strategies.state.ending import ending, next_commands
-from flwr_privacy.strategies.state.experiment import CARD_PAGE
 
 __all__ = ["Progress", "format_bytes", "format_seconds", "how_it_ended", "planned_rounds"]
 

@@ -6,16 +6,16 @@ no skew, and so on. What is set and would do nothing is refused, and a run folde
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from operator import attrgetter
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError
 
-from .run_settings import PartitionSettings, Settings, TrainingSettings
+from .run_settings import PartitionSettings, Settings, TrainingSettings, flat_table
 from .schemes import scheme
 
-__all__ = ["changed", "check_effect", "dotted", "without_effect"]
+__all__ = ["changed", "check_effect", "dotted", "flat_settings", "without_effect"]
 
 _SPLITS = {"alpha": ("dirichlet",), "shards": ("shards",), "labels": ("labels", "label-sets")}
 """Parameters of the partition that only some kinds have."""
@@ -53,6 +53,23 @@ partition.kind 'iid', which does not use it: it is for partition.kind=dirichlet
         for name in (key, key.partition(".")[0]):
             if name in idle:
                 raise InvalidParameterError(key, attrgetter(key)(settings), idle[name])
+
+
+def flat_settings(settings: Settings) -> dict[str, Any]:
+    """Return what is set and has an effect, with dotted keys; where the data lies is left out.
+
+    Examples
+    --------
+    >>> flat_settings(Settings())["partition.kind"]
+    'iid'
+    """
+    idle = without_effect(settings)
+    flat = {
+        key: value
+        for key, value in flat_table(asdict(replace(settings, data_root=None))).items()
+        if idle.keys().isdisjoint((key, key.partition(".")[0]))
+    }
+    return flat if settings.secure_sum is None else {**flat, "secure_sum": True}
 
 
 def without_effect(settings: Settings) -> dict[str, str]:

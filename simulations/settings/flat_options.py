@@ -18,6 +18,7 @@ from flwr_privacy.acfl.options import (
 )
 from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
 from flwr_privacy.errors import InvalidParameterError, KeywordError, check_choice, check_integer
+from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.fedvs.options import (
     VAFL,
     ColumnFeatures,
@@ -140,6 +141,12 @@ _CHOICES = (
         "clean_events",
         {"worst": WorstDrift, "smooth": SmoothDrift, "lemma": LemmaDrift},
     ),
+    Choice(
+        "evaluation",
+        "evaluation",
+        {"private": PrivateEvaluation},
+        "'private', or a table such as {every=2,share=0.1}",
+    ),
     Choice("control", "control", {"adaptive": AdaptiveControl}),
     Choice("mixing_rounds", "mixing_rounds", {"theory": TheorySteps}),
 )
@@ -219,6 +226,10 @@ def _options(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """Return the options that some fields take, from what is given, which loses their keys."""
     chosen: dict[str, Any] = {}
     for name, choice in choices_of(kind).items():
+        if isinstance(given.get(name), Mapping) and len(choice.kinds) == 1:
+            (option,) = choice.kinds.values()
+            chosen[name] = option(**given.pop(name))  # as a table of its parameters
+            continue
         if name in given and not isinstance(given[name], str | bool | None):
             chosen[name] = given.pop(name)  # as an object
             continue

@@ -28,6 +28,7 @@ from flwr_privacy.strategies.state import checkpoint
 from flwr_privacy.wire.files import PRIVATE, exclusive_lock, write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
+from .effect import flat_settings
 from .metrics_file import MetricsFile
 from .run_settings import Settings
 
@@ -202,6 +203,11 @@ class RunFolder:
             return Settings.from_toml(self.settings_path.read_text(encoding="utf-8"))
         except (InvalidParameterError, UnicodeDecodeError) as error:
             raise DataError(f"{self.settings_path}: the settings are damaged: {error}") from error
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The settings with dotted keys, without those that are unset and where the data lies."""
+        return flat_settings(self.settings)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -2,47 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.stragglers import StragglerModel
 
-from .effect import without_effect
+from .card_run import CardRun
 from .run_folder import RunFolder
-from .run_settings import Settings
+from .run_settings import Settings, flat_table
 
-__all__ = ["differing_settings", "flat_settings", "labels"]
+__all__ = ["differing_settings", "labels"]
 
 _SAID = ("strategy.epsilon", "strategy.alpha")
 _NAMES = ("scheme", "task")  # which a label shows without their keys
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        elif value is not None:
-            flat[prefix + key] = value
-    return flat
-
-
-def flat_settings(settings: Settings) -> dict[str, Any]:
-    """Return what is set and has an effect, with dotted keys; where the data lies is left out.
-
-    Examples
-    --------
-    >>> flat_settings(Settings())["partition.kind"]
-    'iid'
-    """
-    idle = without_effect(settings)
-    flat = {
-        key: value
-        for key, value in _flat(asdict(replace(settings, data_root=None))).items()
-        if idle.keys().isdisjoint((key, key.partition(".")[0]))
-    }
-    return flat if settings.secure_sum is None else {**flat, "secure_sum": True}
 
 
 def differing_settings(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
@@ -51,7 +24,7 @@ def differing_settings(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     The keys are dotted (``partition.alpha``), the same for every run and in the order of
     `Settings`; None stands for what a run leaves unset.
     """
-    tables = [flat_settings(run.settings) for run in runs]
+    tables = [run.told for run in runs]
     keys = _keys(tables)
     differing = [key for key in keys if any(t.get(key) != tables[0].get(key) for t in tables)]
     return [{key: table.get(key) for key in differing} for table in tables]
@@ -72,7 +45,10 @@ def labels(runs: Sequence[RunFolder]) -> list[str]:
         for run, table in zip(runs, tables, strict=True)
     ]
     names = [
-        f"{name} ({run.path.resolve().name})" if names.count(name) > 1 else name
+        # The name of a card's folder is a time, which tells nothing.
+        f"{name} ({run.path.resolve().name})"
+        if names.count(name) > 1 and not isinstance(run, CardRun)
+        else name
         for run, name in zip(runs, names, strict=True)
     ]
     return [
@@ -82,7 +58,7 @@ def labels(runs: Sequence[RunFolder]) -> list[str]:
 
 
 _NOTHING = object()
-_DEFAULTS = _flat(asdict(Settings(stragglers=StragglerModel(), secure_sum=SecureSum())))
+_DEFAULTS = flat_table(asdict(Settings(stragglers=StragglerModel(), secure_sum=SecureSum())))
 
 
 def _keys(tables: Iterable[Mapping[str, Any]]) -> list[str]:

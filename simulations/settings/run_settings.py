@@ -21,6 +21,7 @@ __all__ = [
     "Settings",
     "TrainingSettings",
     "check_known",
+    "flat_table",
     "parse_assignments",
     "with_scheme_parameters",
 ]
@@ -315,6 +316,17 @@ def _table(within: dict[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise InvalidParameterError(key, table, "a table of settings")
     return table
+
+
+def flat_table(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table without tables in it: dotted keys, and nothing that is None."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat.update(flat_table(value, f"{prefix}{key}."))
+        elif value is not None:
+            flat[prefix + key] = value
+    return flat
 
 
 def _updated(settings: Any, values: Mapping[str, Any], prefix: str) -> Any:

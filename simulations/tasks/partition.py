@@ -104,11 +104,8 @@ class Description:
         return np.flatnonzero(self.classes == 1).tolist()
 
     def __str__(self) -> str:
-        sizes, classes = self.sizes, self.classes
-        text = (
-            f"{len(sizes)} clients, {sizes.min()} to {sizes.max()} records of "
-            f"{classes.min()} to {classes.max()} classes each"
-        )
+        sizes, classes = _span(self.sizes), _span(self.classes)
+        text = f"{len(self.sizes)} clients, {sizes} records of {classes} classes each"
         if self.one_class:
             text += f"; only one class: {_some_clients(self.one_class)}"
         if self.left_out:
@@ -136,6 +133,11 @@ out: 1
     classes = int(labels.max()) + 1
     counts = np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
     return Description(counts=counts, left_out=len(labels) - int(counts.sum()))
+
+
+def _span(counts: NDArray[np.int64]) -> str:
+    low, high = counts.min(), counts.max()
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 @lru_cache(maxsize=8)

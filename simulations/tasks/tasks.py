@@ -109,7 +109,7 @@ def check_data(settings: Settings) -> Description | str | None:
     Examples
     --------
     >>> print(check_data(Settings(clients=10)))
-    10 clients, 143 to 144 records of 10 to 10 classes each
+    10 clients, 143 to 144 records of 10 classes each
     """
     chosen = task_of(settings)
     if isinstance(chosen, VerticalTask):

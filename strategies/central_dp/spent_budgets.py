@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.privacy.card import CardRelease
+from flwr_privacy.wire.message import TRAIN
 
 __all__ = ["releases_of", "spent_clients", "why_too_few"]
 
@@ -12,7 +13,7 @@ __all__ = ["releases_of", "spent_clients", "why_too_few"]
 def spent_clients(
     plan: CentralDPNoisePlan, releases: Iterable[CardRelease], names: Mapping[str, str]
 ) -> set[str]:
-    """Return the clients that were charged as often as their budget allows.
+    """Return the clients that were charged for as many trainings as their budget allows.
 
     Parameters
     ----------
@@ -23,7 +24,8 @@ def spent_clients(
     names : Mapping of str to str
         The clients of nodes that were asked before they said who they are, by address.
     """
-    counts = Counter(client for release in releases for client in release.clients)
+    trainings = (release for release in releases if release.phase == TRAIN)
+    counts = Counter(client for release in trainings for client in release.clients)
     spent = {client for client, count in counts.items() if not plan.affordable(count)}
     # A node that has said who it is goes by its address all the same under a user's own start.
     return spent | {node for node, client in names.items() if client in spent}

@@ -6,12 +6,13 @@ counts every client that was asked, whether its answer came or not.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from flwr_privacy.central_dp.guarantee import guarantee_of
@@ -21,6 +22,8 @@ from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, POISSON, SERVER, amplified
 from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError, check_integer
+from flwr_privacy.evaluation import EvaluationTerms, PrivateEvaluation
+from flwr_privacy.evaluation.plan import planned_terms
 from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import next_clipping_norm
 from flwr_privacy.privacy.averaging import WeightedMean
@@ -34,10 +37,17 @@ from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
 from flwr_privacy.strategies.budget import budget_metrics, rounds_of
 from flwr_privacy.strategies.loop.base import SchemeStrategy
 from flwr_privacy.strategies.participants import Participants
+from flwr_privacy.strategies.private_evaluation import (
+    EvaluationRequest,
+    PrivateEvaluations,
+    check_evaluation,
+)
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned
 from flwr_privacy.strategies.requests.request_log import RequestLog
+from flwr_privacy.udp import participations
 from flwr_privacy.wire import fields as records
+from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 from .option_checks import check_sum
 from .spent_budgets import releases_of, spent_clients, why_too_few
@@ -69,6 +79,9 @@ class CentralDP(SchemeStrategy):
         of normalisation layers, which never are. The model keeps the server's values of them.
         Where it is left out and arrays that came as a list look like statistics, the first round is
         refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
+    evaluation : PrivateEvaluation, optional
+        Has clients evaluate the model, a part of the budget set aside for it. By default clients
+        are not asked to evaluate.
     secure_sum : SecureSum, optional
         With noise in shares always there, by default with the usual parameters.
 
@@ -79,9 +92,10 @@ class CentralDP(SchemeStrategy):
 
     Notes
     -----
-    Every client weighs the same. Clients send no losses and no metrics of the training, and are not
-    asked to evaluate: `fraction_evaluate` has no effect. A client whose releases are used up is not
-    asked any more; the training ends when nobody is left to ask.
+    Every client weighs the same. Clients send no losses and no metrics of the training. They are
+    asked to evaluate with `evaluation` only: under a secure sum those who trained, otherwise
+    `fraction_evaluate` of all. A client whose releases are used up is not asked any more; the
+    training ends when nobody is left to ask.
 
     With noise in shares an answer does not say whether its training failed: that is counted with
     noise (`flwr_privacy.privacy.failures`). The history has ``trained`` and ``trained_sigma`` for
@@ -124,30 +138,35 @@ class CentralDP(SchemeStrategy):
     clipping: AdaptiveClipping | None = None
     rounds: int | None = None
     keep_back: Sequence[str] | None = None
+    evaluation: PrivateEvaluation | None = None
 
     scheme: ClassVar[str] = "central-dp"
     metrics_phases: ClassVar[frozenset[str]] = frozenset()
     summable: ClassVar[bool] = True
+    sum_phases: ClassVar[frozenset[str]] = frozenset({TRAIN, EVALUATE})
     keeps_statistics: ClassVar[bool] = True
     weight_key = "num-examples"  # the clients' own: 1
 
     def __post_init__(self) -> None:
         if self.rounds is not None:
             check_integer("rounds", self.rounds, minimum=1)
-        check_options(CentralDP, self, "privacy", "clipping")
+        check_options(CentralDP, self, "privacy", "clipping", "evaluation")
+        check_evaluation(self, self.evaluation)
         self._amplified = amplified(self.privacy.noise, self.privacy.sampling)
         self._clipping: dict[str, Any] = {
             "clipping_norm": self.privacy.clipping_norm,
             **({"quantile": None} if self.clipping is None else asdict(self.clipping)),
             "grid_bits": self.privacy.grid_bits,
             "keep_back": list(self.keep_back or ()),
+            "evaluation": None if self.evaluation is None else asdict(self.evaluation),
         }
         if self.privacy.noise == DISTRIBUTED and self.secure_sum is None:
             self.secure_sum = SecureSum()
         check_sum(self.secure_sum, noise=self.privacy.noise, sampling=self.privacy.sampling)
+        asked = self.fraction_evaluate if self.evaluation is not None else 0.0
         super().__post_init__()
         self._keep_back_given = self.keep_back
-        self.fraction_evaluate = 0.0  # what clients say of their data is a release of its own
+        self.fraction_evaluate = asked
 
     def _build(self) -> None:
         super()._build()
@@ -164,6 +183,10 @@ class CentralDP(SchemeStrategy):
         )
         self._of_round: dict[str, float] = {}
         self._releases = False  # whether noise is released whoever answers
+        self._trained = False
+        self._evaluations: PrivateEvaluations | None = None
+        if self.evaluation is not None:
+            self._evaluations = PrivateEvaluations(self, self.evaluation)
 
     # -- A round -----------------------------------------------------------------------------
 
@@ -186,7 +209,7 @@ class CentralDP(SchemeStrategy):
                 own_noise=False,
             )
 
-        return Instruction(
+        instruction = Instruction(
             fields=records.write(terms),
             accumulator=partial(CentralMean, self._template, terms),
             cost=lambda client: charge,
@@ -196,6 +219,47 @@ class CentralDP(SchemeStrategy):
             failed_sigma=terms.failed_sigma if terms.failed_code else None,
             forecast=forecast,
         )
+        if self._evaluations is None:
+            return instruction
+        due = self._evaluated(server_round)
+        return self._evaluations.summed_next(instruction, server_round, due=due)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add up the replies, and the server's noise if it adds any; return the new model."""
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        self._trained = arrays is not None
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask clients to evaluate, if they do; otherwise ask nobody."""
+        if self._evaluations is None:
+            return []
+        used_up = self._evaluations.used_up(self._planned().evaluations)
+        self._evaluations.trained = self._trained and self._evaluated(server_round)
+        if self._amplified and used_up:  # everybody is charged for each
+            return []
+        by_server, random = self.privacy.noise == SERVER, None
+        if by_server:
+            random = self._random(server_round, "evaluation")
+        request = EvaluationRequest(
+            terms=self._evaluation_terms(1 if self.terms is None else self.terms.parties),
+            without=used_up,
+            charged=self._participants.charged if self._amplified else None,
+            random=random,
+        )
+        return self._evaluations.configure(grid, server_round, arrays, config, request)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the metrics of an evaluation, with their intervals."""
+        if self._evaluations is None:
+            return None
+        return self._evaluations.aggregate(server_round, replies)
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included; every client weighs 1."""
@@ -214,7 +278,10 @@ class CentralDP(SchemeStrategy):
             raise ProtocolError("there is no secure sum")
         # The clipping norm of the next round is not known when its secrets are dealt, but a grid
         # has the most steps up to this one.
-        limit = self._terms_of(cohort, _WIDEST).code_limit()
+        terms = self._terms_of(cohort, _WIDEST)
+        limit = terms.code_limit()
+        if self.evaluation is not None:
+            limit = max(limit, self._evaluation_terms(terms.parties).code_limit())
         return self.secure_sum.bounds(cohort, code_limit=min(limit, CODE_LIMIT), largest_weight=1)
 
     def _noised(
@@ -242,10 +309,10 @@ class CentralDP(SchemeStrategy):
             )
         return mean
 
-    def _random(self, server_round: int) -> SecureRandom:
+    def _random(self, server_round: int, purpose: str = "noise") -> SecureRandom:
         if self.privacy.insecure_seed is None:
             return SecureRandom()
-        return SecureRandom.insecure(self.privacy.insecure_seed, "noise", server_round)
+        return SecureRandom.insecure(self.privacy.insecure_seed, purpose, server_round)
 
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round's training, except those whose budget is used up."""
@@ -274,7 +341,8 @@ class CentralDP(SchemeStrategy):
 
     def _goes_on(self) -> bool:
         """Tell whether all clients can be charged once more, where all are charged every round."""
-        return self.plan is None or self.plan.affordable(len(self.releases))
+        trainings = [release for release in self.releases if release.phase == TRAIN]
+        return self.plan is None or self.plan.affordable(len(trainings))
 
     def _spent(self) -> set[str]:
         """Return the clients that were charged as often as their budget allows."""
@@ -323,6 +391,7 @@ class CentralDP(SchemeStrategy):
             "population": self._population,
             "secret": self._participants.state(),
             "insecure": self._insecure,
+            "trained": self._trained,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -337,12 +406,14 @@ class CentralDP(SchemeStrategy):
         mine = {**asdict(self._plan_of(rounds=rounds, q=1.0)), **self._clipping}
         theirs = {**(state["plan"] or {}), **state["clipping"]}
         for key, value in mine.items():
-            if key != "q" and theirs.get(key, value) != value:
+            # Those two are not known before there are clients.
+            if key not in ("q", "evaluations") and theirs.get(key, value) != value:
                 raise CheckpointError(
                     f"the checkpoint was calibrated for {key} = {theirs[key]!r}, not {value!r}: "
                     "the noise of the rounds that are done cannot be changed"
                 )
         self._insecure |= state["insecure"]
+        self._trained = state["trained"]
         self.clipping_norm = state["clipping_norm"]
         self._participants.load(state["secret"], self.releases)
         if state["plan"] is not None:
@@ -362,7 +433,38 @@ class CentralDP(SchemeStrategy):
         return self.plan
 
     def _plan_of(self, *, rounds: int, q: float) -> CentralDPNoisePlan:
-        return self.privacy.plan(self.clipping, rounds=rounds, q=q)
+        plan = self.privacy.plan(self.clipping, rounds=rounds, q=q)
+        if self.evaluation is None:
+            return plan
+        count = self.evaluation.count(rounds)
+        if self.secure_sum is not None:  # those evaluate who trained
+            count = min(count, plan.releases)
+        elif not self._amplified and self.federation.met:
+            asked, population = self.messenger.sampler.sample_size(
+                fraction=self.fraction_evaluate, minimum=self.min_evaluate_nodes
+            )
+            count = participations(count, min(1.0, asked / population))
+        return replace(plan, evaluation_share=self.evaluation.share, evaluations=count)
+
+    def _evaluated(self, server_round: int) -> bool:
+        rounds = rounds_of(self.rounds, self.planned_rounds)
+        return self._evaluations is not None and self._evaluations.due(server_round, rounds=rounds)
+
+    def _evaluation_terms(self, parties: int) -> EvaluationTerms:
+        """Return the terms of an evaluation; parties share the noise if the server adds none."""
+        plan = self._planned()
+        if self.evaluation is None:
+            raise ValueError("no evaluation is planned")
+        return planned_terms(
+            self.evaluation,
+            unit="user",
+            noise_multiplier=plan.evaluation_multiplier,
+            epsilon=float(plan.epsilon),
+            delta=plan.delta,
+            gap=plan.gap,
+            parties=parties if plan.noise == DISTRIBUTED else 0,
+            by_server=plan.noise == SERVER,
+        )
 
     def _terms_of(self, asked: int, norm: float) -> CentralDPTerms:
         """Return the terms for a cohort size and a clipping norm."""

@@ -31,7 +31,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.averaging import WeightedMean
-from flwr_privacy.privacy.card import CardRelease, PrivacyCard
+from flwr_privacy.privacy.card import CardRelease, Described, PrivacyCard, settings_of
 from flwr_privacy.privacy.grid import GridMean
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.trained_count import TrainedCount, noticed
@@ -116,6 +116,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self._only_with_start: dict[str, Any] = {
             "clients": self.loop.clients,
             "quorum": self.loop.quorum,
+            "deadline": self.loop.deadline,
+            "on_round": self.loop.on_round,
             "stragglers": self.loop.stragglers,
             "run_dir": self.loop.run_dir,
             "pins": self.loop.pins,
@@ -310,6 +312,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.federation.wait(grid, timeout)
         self.messenger.meet(grid)
         self._template = arrays_of(arrays)
+        self._begin_card(grid)
         self.setup(grid)
         return loop.run(arrays)
 
@@ -343,6 +346,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             if self.trained.too_few:
                 raise TooFewTrainedError(self.trained.text(), [])
         self._template = arrays_of(arrays)
+        if not self.messenger.recorded:
+            self._begin_card(grid)
         told = self._settled_statistics()
         config = ConfigRecord({**config, "server-round": server_round})
         arrays, config = self.model_step.configure(server_round, arrays, config)
@@ -471,6 +476,15 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self, phase: str, messages: Iterable[Message]
     ) -> tuple[WeightedMean | None, MetricRecord | None]:
         """Add up the replies of a phase as they arrive; None if no reply could be used."""
+        found = self._collected(phase, messages)
+        if not self.messenger.recorded:
+            # A user's own start: nothing else tells that a round is over.
+            self.experiment.keep_card(self.card())
+        return found
+
+    def _collected(
+        self, phase: str, messages: Iterable[Message]
+    ) -> tuple[WeightedMean | None, MetricRecord | None]:
         request_log, instruction = self.messenger.request_log(phase), self._instructions[phase]
         mean = self.transport.accumulator(phase, instruction.accumulator())
         take = instruction.take or self.take
@@ -512,6 +526,19 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         What is not in the average keeps the server's values, and all arrays keep their dtypes.
         """
         return self.model_step.take(server_round, self._template, averaged, metrics, weight)
+
+    def _begin_card(self, grid: Grid) -> None:
+        """Make the folder of the card and describe the run, once."""
+        if self.charge_log.described.began:
+            return
+        self.experiment.make_card_folder()
+        # Flower puts functions of its own where the user gave none.
+        flowers = [f"{phase}_metrics_aggr_fn" for phase, fn in self._metrics_fns.items() if not fn]
+        self.charge_log.described = Described.now(
+            name=self.loop.name or _app_of(grid),
+            model=self._template,
+            settings=settings_of(self, without=flowers),
+        )
 
     def _foresee(self, instruction: Instruction) -> None:
         """Log, once, whether the model can learn through the noise; the privacy card has it too."""
@@ -572,7 +599,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         """Refuse options that need this class's `start` if a user's own start runs the rounds."""
         if given := [name for name, value in self._only_with_start.items() if value is not None]:
             raise ProtocolError(
-                f"{', '.join(given)}: works only where this strategy's own start runs the rounds"
+                f"{', '.join(given)}: works only where this strategy's own start runs the rounds; "
+                "what your start does can go into configure_train, aggregate_train, stop and "
+                "evaluate_fn (docs/drop-in.md)"
             )
 
     def _extended_guarantee(self) -> Guarantee:
@@ -580,3 +609,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
 
     def _is_last(self, server_round: int) -> bool:
         return self.planned_rounds is not None and server_round >= self.planned_rounds
+
+
+def _app_of(grid: Grid) -> str:
+    """Return the name of the Flower app of a run; empty where it has none."""
+    return str(getattr(grid.run, "fab_id", "") or "")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from flwr_privacy.accounting import Charge, fitting
-from flwr_privacy.privacy.card import CardRelease, PrivacyCard
+from flwr_privacy.privacy.card import CardRelease, Described, PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.request_log import RequestLog
@@ -36,6 +36,8 @@ class ChargeLog:
         The guarantee of the run that this one resumes, until this one asks something.
     forecast : str
         Whether the model can learn through the noise; empty before the first round.
+    described : Described
+        What is trained, with which settings and versions.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -43,6 +45,7 @@ class ChargeLog:
         self.names: dict[str, str] = {}
         self.earlier: Guarantee | None = None
         self.forecast = ""
+        self.described = Described()
         self._experiment = experiment
 
     def note(self, request_log: RequestLog, instruction: Instruction) -> None:
@@ -112,6 +115,7 @@ class ChargeLog:
             experiment_id=self._experiment.id,
             guarantee=self.earlier or guarantee(),
             releases=self.releases,
+            described=self.described,
             forecast=self.forecast,
         )
         if card.guarantee.delta is None:
@@ -130,6 +134,7 @@ class ChargeLog:
         """Load the charges and the guarantee of the run that this one resumes."""
         self.releases, self.earlier = card.releases, card.guarantee
         self.forecast = card.forecast
+        self.described = card.described
 
     def _named(self, clients: Iterable[str]) -> set[str]:
         return {self.names.get(client, client) for client in clients}

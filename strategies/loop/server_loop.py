@@ -18,8 +18,9 @@ from flwr.serverapp import Grid
 from flwr_privacy.errors import AllRefusedError, NothingTrainedError, TooFewTrainedError, refusals
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.trained_count import TrainedCount
+from flwr_privacy.strategies.state.card_folder import CARD_PAGE
 from flwr_privacy.strategies.state.ending import ending, next_commands, trained_rounds
-from flwr_privacy.strategies.state.experiment import CARD_PAGE, SchemeResult, to_record
+from flwr_privacy.strategies.state.experiment import SchemeResult, to_record
 from flwr_privacy.strategies.state.history import log, plain
 from flwr_privacy.wire.message import EVALUATE, TRAIN
 
@@ -151,7 +152,7 @@ class ServerLoop:
 
     def _tell_end(self, result: SchemeResult, card: PrivacyCard, stopped: str) -> None:
         """Log how the run ended; as a warning where a round that was asked for gave no model."""
-        folder = self._experiment.run_dir
+        folder = self._experiment.card_dir
         told = ending(
             result.history,
             planned=self._rounds,

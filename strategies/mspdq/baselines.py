@@ -103,7 +103,7 @@ class DrawnFedAvg(DrawnStrategy):
                 self._seen,
                 *([f"(not sent at all: {', '.join(kept)})"] if kept else []),
             ),
-            evidence=("tests/mspdq",),
+            evidence=("tests of the baselines of MSPDQ: their codes, their noise",),
         )
 
     def _weight(self, reply: ClientReply) -> float:

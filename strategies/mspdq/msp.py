@@ -351,7 +351,10 @@ class MSP(DrawnStrategy):
                 "the model of a client: whoever sees its messages solves for it from the first two",
                 *self._kept_back(),
             ),
-            evidence=("tests/mspdq", "flwr-privacy attack mspdq"),
+            evidence=(
+                "tests of MSP: its splitting, its mixing, what its messages tell",
+                "the attack that flwr-privacy attack mspdq runs",
+            ),
         )
 
     def _kept_back(self) -> list[str]:

@@ -378,7 +378,11 @@ class MSPDQ(MSP):
                 "about keys, a larger threshold against one that lies about who takes part",
                 "each client keeps its own secrets",
             ),
-            evidence=("tests/mspdq", "tests/secure_sum", "flwr-privacy attack mspdq"),
+            evidence=(
+                "tests of MSPDQ: its codes, its mixing, what its messages tell",
+                "tests of the secure sum: dishonest servers and clients, and clients that drop out",
+                "the attack that flwr-privacy attack mspdq runs",
+            ),
         )
 
 

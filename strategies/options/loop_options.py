@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.errors import InvalidParameterError, check_flag, check_integer, check_number
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.stragglers import StragglerModel, Stragglers
 
@@ -46,7 +46,15 @@ class LoopOptions:
         ACFL's setup and the steps of vertical learning. Every other reply may have four times the
         bytes of its request and 64 MiB. A larger one is refused, on a SuperLink before it is built.
     run_dir : path, optional
-        Existing folder for ``metrics.jsonl`` and ``checkpoint.bin``.
+        Existing folder for the privacy card, ``metrics.jsonl`` and ``checkpoint.bin``. By default a
+        run leaves its card and ``metrics.jsonl`` in a new folder
+        ``flwr-privacy-runs/<time>-<scheme>`` under the current one, and no checkpoint. The
+        environment variable FLWR_PRIVACY_RUNS names another folder for these folders; empty or
+        ``none``, there is no card.
+    write_card : bool, default True
+        Whether a run without `run_dir` leaves a card.
+    name : str, optional
+        Name of the app or the task on the privacy card; by default that of the Flower app.
     resume : bool, default False
         Whether to go on from the checkpoint in `run_dir`.
     accept_lost_rounds : bool, default False
@@ -81,6 +89,8 @@ class LoopOptions:
     stragglers: StragglerModel | Stragglers | None = None
     max_reply_bytes: int = 2**30
     run_dir: str | Path | None = None
+    write_card: bool = True
+    name: str | None = None
     resume: bool = False
     accept_lost_rounds: bool = False
     pins: str | Path | None = None
@@ -105,6 +115,11 @@ class LoopOptions:
         if self.forget_keys and (self.pins is not None or not self.resume):
             allowed = "nothing, but on a resume without pins: the pins say the keys"
             raise InvalidParameterError("forget_keys", self.forget_keys, allowed)
+        check_flag("write_card", self.write_card)
+        if self.run_dir is not None and not self.write_card:
+            raise InvalidParameterError("write_card", False, "true with a run_dir: it has the card")
+        if self.name is not None and not isinstance(self.name, str):
+            raise InvalidParameterError("name", self.name, "text")
         if self.run_dir is not None and not os.path.isdir(self.run_dir):
             raise InvalidParameterError("run_dir", str(self.run_dir), "a folder that exists")
 

@@ -18,6 +18,7 @@ from flwr_privacy.wire.identity import new_experiment_id
 
 from . import checkpoint
 from .asked import ASKED, AskedNotes
+from .card_folder import CARD, CARD_PAGE, new_card_folder
 from .history import History
 from .lost_rounds import (
     after_lost_rounds,
@@ -32,7 +33,6 @@ __all__ = ["Experiment", "SchemeResult"]
 logger = logging.getLogger("flwr.privacy")
 
 CHECKPOINT = "checkpoint.bin"
-CARD, CARD_PAGE = "privacy-card.json", "privacy-card.html"
 METRICS = "metrics.jsonl"
 
 
@@ -66,6 +66,8 @@ class Experiment:
     ----------
     asked : AskedNotes
         What was asked since the last checkpoint.
+    card_dir : Path or None
+        Folder of the card and of the history: that of the run, or one of its own.
     lost_rounds : int
         Number of rounds that were given up and are not in the checkpoint: clients paid for them.
     """
@@ -78,8 +80,10 @@ class Experiment:
         self._resume = loop.resume
         self._accept_lost_rounds = loop.accept_lost_rounds
         self.asked = AskedNotes(self.run_dir)
-        metrics = None if self.run_dir is None else self.run_dir / METRICS
-        self.history = History(metrics, loop.on_round)
+        self.card_dir = self.run_dir
+        self._may_have_card = loop.write_card
+        self._on_round = loop.on_round
+        self.history = self._history()
         self.lost_rounds = 0
 
     @property
@@ -93,6 +97,27 @@ class Experiment:
     def seed(self) -> int | str:
         """Root of all seeds."""
         return self.id if self._seed is None else self._seed
+
+    def _history(self) -> History:
+        metrics = None if self.card_dir is None else self.card_dir / METRICS
+        return History(metrics, self._on_round)
+
+    def leave_no_card(self) -> None:
+        """Leave no card, as with ``write_card=False``: for trainings that measure something."""
+        self._may_have_card = False
+
+    def make_card_folder(self) -> None:
+        """Make a folder for the card of a run without a run folder; call it before a round.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it cannot be made.
+        """
+        if self.card_dir is None and self._may_have_card:
+            self.leave_no_card()  # of one training there is one card
+            self.card_dir = new_card_folder(self._scheme)
+            self.history = self._history()
 
     def begin(self, initial_arrays: ArrayRecord) -> dict[str, Any] | None:
         """Return the state to resume from; None if the experiment begins.
@@ -230,7 +255,9 @@ class Experiment:
     def _save(
         self, arrays: ArrayRecord, card: PrivacyCard, state: dict[str, Any], **document: Any
     ) -> None:
-        if self.run_dir is not None:
+        if self.run_dir is None:
+            self.keep_card(card)
+        else:
             document = {
                 "experiment_id": self.id,
                 "scheme": self._scheme,
@@ -249,9 +276,9 @@ class Experiment:
 
     def keep_card(self, card: PrivacyCard) -> None:
         """Write the privacy card, for programs and for people."""
-        if self.run_dir is not None:
-            write_text(self.run_dir / CARD, card.to_json())
-            write_text(self.run_dir / CARD_PAGE, card.to_html())
+        if self.card_dir is not None:
+            write_text(self.card_dir / CARD, card.to_json())
+            write_text(self.card_dir / CARD_PAGE, card.to_html())
 
     def result(self, arrays: ArrayRecord, guarantee: Guarantee) -> SchemeResult:
         """Return the result in Flower's form, with all rounds since the first run."""

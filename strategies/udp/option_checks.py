@@ -1,8 +1,11 @@
 """Refuses options of UDP that do not go together."""
 
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.udp import (
+    NONE,
     PLD_SECRET,
+    RECORD_UNIT,
     ClientLosses,
     LinearNoise,
     NoiseSchedule,
@@ -10,8 +13,9 @@ from flwr_privacy.udp import (
     RecordLevel,
     UserLevel,
 )
+from flwr_privacy.udp.schedule import PAPER
 
-__all__ = ["check_combinations"]
+__all__ = ["check_combinations", "check_evaluated"]
 
 
 def check_combinations(
@@ -96,3 +100,39 @@ def check_combinations(
     for clash, error in together:
         if clash:
             raise InvalidParameterError(*error)
+
+
+def check_evaluated(
+    privacy: UserLevel | RecordLevel,
+    schedule: NoiseSchedule | None,
+    evaluation: PrivateEvaluation | None,
+) -> None:
+    """Refuse options of UDP that do not go with a private evaluation.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is one.
+    """
+    if evaluation is None:
+        return
+    if privacy.noise in (NONE, PAPER, PLD_SECRET):
+        raise InvalidParameterError(
+            "noise", privacy.noise, "another one with a private evaluation: its cost is not proven"
+        )
+    if privacy.sampling_rate != 1:
+        raise InvalidParameterError(
+            "sampling_rate",
+            privacy.sampling_rate,
+            "1 with a private evaluation, which takes all records",
+        )
+    if schedule is not None and isinstance(schedule.validation, ClientLosses):
+        raise InvalidParameterError(
+            "validation", "clients", "a function on the server with a private evaluation"
+        )
+    if privacy.unit == RECORD_UNIT and evaluation.loss_cap is not None:
+        raise InvalidParameterError(
+            "loss_cap",
+            evaluation.loss_cap,
+            "None at record level: a mean of losses cannot be clipped record by record",
+        )

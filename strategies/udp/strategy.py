@@ -5,13 +5,14 @@ records the charges that the privacy card shows.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice, check_integer
+from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.grid import CODE_LIMIT
@@ -21,6 +22,11 @@ from flwr_privacy.secure_sum import Bounds
 from flwr_privacy.strategies.budget import budget_metrics, rounds_of
 from flwr_privacy.strategies.loop.base import SchemeStrategy
 from flwr_privacy.strategies.participants import Participants
+from flwr_privacy.strategies.private_evaluation import (
+    EvaluationRequest,
+    PrivateEvaluations,
+    check_evaluation,
+)
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned
 from flwr_privacy.udp import (
@@ -37,9 +43,9 @@ from flwr_privacy.udp import (
     UserLevel,
 )
 from flwr_privacy.udp.guarantee import guarantee_of
-from flwr_privacy.wire.message import EVALUATE
+from flwr_privacy.wire.message import EVALUATE, TRAIN
 
-from .option_checks import check_combinations
+from .option_checks import check_combinations, check_evaluated
 from .training_request import SpentBudgets, training_request
 from .validation import client_losses, server_loss
 
@@ -77,6 +83,9 @@ class UDP(SchemeStrategy):
         of normalisation layers, which never are. The model keeps the server's values of them.
         Where it is left out and arrays that came as a list look like statistics, the first round is
         refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
+    evaluation : PrivateEvaluation, optional
+        Has clients evaluate the model, a part of the budget set aside for it. By default clients
+        are not asked to evaluate.
 
     Attributes
     ----------
@@ -96,8 +105,10 @@ class UDP(SchemeStrategy):
     where it is certain that fewer than `LoopOptions.quorum` train (by default half of the answers).
 
     At user level every client weighs the same; at record level it weighs as many as its records,
-    whose number is public. Clients send no metrics of the training; of an evaluation only losses,
-    with `ClientLosses`: `fraction_evaluate` has no effect.
+    whose number is public. Clients send no metrics of the training. Of an evaluation they send
+    noised counts, with `evaluation`, to which `fraction_evaluate` and `min_evaluate_nodes` apply
+    (under a secure sum those evaluate who trained); or losses, with `ClientLosses`. With neither,
+    clients are not asked to evaluate, whatever `fraction_evaluate` is.
 
     Guarantee
     ---------
@@ -107,10 +118,11 @@ class UDP(SchemeStrategy):
     do not follow the protocol is the node's policy: see `flwr_privacy.clients.UDPClient`.
     Neighbours: at record level data of equal size that differ in one record; at user level any two
     data sets of one client.
-    Covered: the uploads of the whole training, (epsilon, delta) per client, by Gaussian
-    differential privacy over the releases that each client charges to its own ledger. A client
-    declines what would exceed the budget of the experiment, so the rounds and the noise to come may
-    follow from everything before.
+    Covered: the uploads of the whole training and its evaluations together, (epsilon, delta) per
+    client, by Gaussian differential privacy over the releases that each client charges to its own
+    ledger. A client declines what would exceed the budget of the experiment, so the rounds and the
+    noise to come may follow from everything before. What an evaluation assumes of the app says
+    `flwr_privacy.evaluation.EvaluationTerms`.
     Not covered: the number of a client's records (record level); whether and when it takes part,
     declines or fails; what the user's own code sends elsewhere; timing. With ``noise="paper"`` the
     budget that was asked for is missed where formula (10) is too small; the guarantee then has the
@@ -135,15 +147,19 @@ class UDP(SchemeStrategy):
     participants: Literal["visible", "secret"] = "visible"
     rounds: int | None = None
     keep_back: Sequence[str] | None = None
+    evaluation: PrivateEvaluation | None = None
 
     scheme: ClassVar[str] = "udp"
     metrics_phases: ClassVar[frozenset[str]] = frozenset()
     summable: ClassVar[bool] = True
+    sum_phases: ClassVar[frozenset[str]] = frozenset({TRAIN, EVALUATE})
     keeps_statistics: ClassVar[bool] = True
     weight_key = "num-examples"  # the clients' own: 1, or the number of records
 
     def __post_init__(self) -> None:
-        check_options(UDP, self, "privacy", "schedule")
+        check_options(UDP, self, "privacy", "schedule", "evaluation")
+        check_evaluated(self.privacy, self.schedule, self.evaluation)
+        check_evaluation(self, self.evaluation)
         if self.rounds is not None:
             check_integer("rounds", self.rounds, minimum=1)
         plan = self._plan_of(rounds=1, q=1.0)
@@ -153,9 +169,10 @@ class UDP(SchemeStrategy):
         check_choice("participants", self.participants, ("visible", "secret"))
         self._alone = self.client_sampling == "poisson"
         self._secret = self.participants == "secret"
+        asked = self.fraction_evaluate if self.evaluation is not None else 0.0
         super().__post_init__()
         self._keep_back_given = self.keep_back
-        self.fraction_evaluate = 1.0 if self._clients_validate else 0.0
+        self.fraction_evaluate = 1.0 if self._clients_validate else asked
         check_combinations(
             self.privacy,
             self.schedule,
@@ -176,6 +193,9 @@ class UDP(SchemeStrategy):
         self._spent = SpentBudgets()
         self._loss: float | None = None
         self._trained = False
+        self._evaluations: PrivateEvaluations | None = None
+        if self.evaluation is not None:
+            self._evaluations = PrivateEvaluations(self, self.evaluation)
 
     @property
     def T_history(self) -> list[int]:
@@ -242,6 +262,9 @@ class UDP(SchemeStrategy):
             spent=lambda: self._spent.after(self.releases),
             honest=honest,
         )
+        if self._evaluations is not None:
+            due = self._evaluated(server_round)
+            instruction = self._evaluations.summed_next(instruction, server_round, due=due)
         return instruction
 
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
@@ -274,7 +297,11 @@ class UDP(SchemeStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask all clients for their losses, if clients evaluate the model; otherwise ask nobody."""
+        """Ask clients for noised counts or losses, if they evaluate; otherwise ask nobody."""
+        if self._evaluations is not None:
+            self._evaluations.trained = self._trained and self._evaluated(server_round)
+            request = self._evaluation_request()
+            return self._evaluations.configure(grid, server_round, arrays, config, request)
         if not self._clients_validate or not self._trained:
             return []
         config = ConfigRecord({**config, "server-round": server_round})
@@ -291,7 +318,9 @@ class UDP(SchemeStrategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the mean loss; if clients evaluate the model, discount the rounds."""
+        """Return what clients say of the model; if it is losses, discount the rounds."""
+        if self._evaluations is not None:
+            return self._evaluations.aggregate(server_round, replies)
         if not self._clients_validate:
             return None
         metrics = super().aggregate_evaluate(server_round, replies) if self._trained else None
@@ -370,6 +399,27 @@ class UDP(SchemeStrategy):
             q=lambda: self._begun().q,
         )
 
+    def _evaluated(self, server_round: int) -> bool:
+        rounds = rounds_of(self.rounds, self.planned_rounds)
+        return self._evaluations is not None and self._evaluations.due(server_round, rounds=rounds)
+
+    def _evaluation_request(self) -> EvaluationRequest:
+        """Return what clients are asked in an evaluation."""
+        plan, evaluations = self._begun(), self._evaluations
+        honest = self.terms.parties if self.terms is not None else 0
+        without = self._without_budget()
+        if evaluations is not None and plan.evaluations is not None:
+            without |= evaluations.used_up(plan.evaluations)
+        terms = plan.evaluation_terms(honest=honest)
+        own = {client: plan.evaluation_terms(client) for client in self.privacy.named()}
+        # One grid for all, the finest that one of them needs: their codes are added up.
+        grid = min(each.grid for each in (terms, *own.values()))
+        return EvaluationRequest(
+            terms=replace(terms, grid=grid),
+            own={client: replace(each, grid=grid) for client, each in own.items()},
+            without=without,
+        )
+
     def _without_budget(self) -> set[str]:
         return set().union(*self.privacy.lacking(self.federation.clients()).values())
 
@@ -383,12 +433,28 @@ class UDP(SchemeStrategy):
                 raise InvalidParameterError(
                     "fraction_train", self.fraction_train, "some clients: nobody would be asked"
                 )
-            rounds = rounds_of(self.rounds, self.planned_rounds)
-            self.plan = self._plan_of(rounds=rounds, q=min(1.0, asked / population))
+            rounds, evaluating = rounds_of(self.rounds, self.planned_rounds), 0
+            if self.evaluation is not None and self.secure_sum is None:
+                evaluating, _ = self.messenger.sampler.sample_size(
+                    fraction=self.fraction_evaluate, minimum=self.min_evaluate_nodes
+                )
+            self.plan = self._plan_of(
+                rounds=rounds,
+                q=min(1.0, asked / population),
+                evaluation_q=min(1.0, evaluating / population),
+            )
         return self.plan
 
-    def _plan_of(self, *, rounds: int, q: float) -> UDPPlan:
-        return UDPPlan(self.privacy, self.schedule, self.keep_back or (), rounds=rounds, q=q)
+    def _plan_of(self, *, rounds: int, q: float, evaluation_q: float = 0.0) -> UDPPlan:
+        return UDPPlan(
+            self.privacy,
+            self.schedule,
+            self.keep_back or (),
+            self.evaluation,
+            rounds=rounds,
+            q=q,
+            evaluation_q=evaluation_q,
+        )
 
     def _settle(self, loss: float | None) -> None:
         """Record that a round is over, and the loss of its model."""

@@ -321,7 +321,10 @@ class SplitVFL(VerticalStrategy):
                 "the embeddings of test rows, which are sent in the open",
             ),
             assumptions=("the server follows the protocol", "clients keep their own secrets"),
-            evidence=("tests/secure_sum", "tests/fedvs/test_split_vfl.py"),
+            evidence=(
+                "tests of the secure sum: dishonest servers and clients, and clients that drop out",
+                "tests of split learning: what its messages tell",
+            ),
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

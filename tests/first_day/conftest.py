@@ -3,6 +3,7 @@
 import importlib
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import flwr_privacy.simulations
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.simulations.inspector.app_folder import AppFolder
 from flwr_privacy.simulations.inspector.arrays import Arrays, arrays_of
+from tests.simulations.conftest import command
+
+__all__ = ["command"]
 
 APPS = Path(__file__).parent / "apps"
 QUICKSTARTS = Path(flwr_privacy.simulations.__file__).parent / "quickstarts"
@@ -42,28 +46,32 @@ class Apps:
         ignored = shutil.ignore_patterns("__pycache__")
         return Path(shutil.copytree(folder_of(name), self._folder / name, ignore=ignored))
 
-    def run(self, app: Path, **config: Any) -> Any:
-        """Run an app inline; return the module of its server."""
-        read = AppFolder.read(app)
-        self._patch.chdir(app)  # where it writes its files
-        self._patch.syspath_prepend(str(app))
-        forget(app)
-        halves = [reference.split(":") for reference in (read.server, read.client)]
-        modules = [importlib.import_module(module) for module, _ in halves]
-        server, client = (
-            getattr(module, attribute)
-            for module, (_, attribute) in zip(modules, halves, strict=True)
-        )
-        try:
-            run_inline(
-                server,
-                client,
-                nodes=NODES,
-                run_config={**read.config, **config},
-                state=self._state(),
-            )
-        finally:
+    def module(self, app: Path, name: str) -> Any:
+        """Import a module of an app anew."""
+        with self._patch.context() as patch:
+            patch.syspath_prepend(str(app))
             forget(app)
+            module = importlib.import_module(name)
+            forget(app)
+        return module
+
+    def run(self, app: Path, nodes: Sequence[Mapping[str, Any]] | int = NODES) -> Any:
+        """Run an app inline, from its folder; return the module of its server."""
+        read = AppFolder.read(app)
+        forget(app)
+        with self._patch.context() as patch:
+            patch.chdir(app)  # where it writes its files
+            patch.syspath_prepend(str(app))
+            halves = [reference.split(":") for reference in (read.server, read.client)]
+            modules = [importlib.import_module(module) for module, _ in halves]
+            server, client = (
+                getattr(module, attribute)
+                for module, (_, attribute) in zip(modules, halves, strict=True)
+            )
+            try:
+                run_inline(server, client, nodes=nodes, run_config=read.config, state=self._state())
+            finally:
+                forget(app)
         return modules[0]
 
     def _state(self) -> Path:

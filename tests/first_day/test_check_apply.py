@@ -26,13 +26,19 @@ SCHEMES = {
 ALL = frozenset(SCHEMES)
 FITTING = {
     "own_mods": ALL,
-    "own_metrics": ALL,
+    "own_metrics": ALL - {"mspdq", "mspdq-summed", "msp", "m2fdp"},  # its aggregate_train
     "trainer": ALL,
-    "batchnorm_numpy": ALL,
+    "batchnorm_numpy": ALL - {"m2fdp"},  # its on_fit_config_fn
     "own_start": {"fedavg", "udp", "central-dp"},  # no several exchanges, no secure sum
     "vertical": frozenset(),
     "pytorch_message": ALL,
     "pytorch_numpy": ALL,
+}
+REASONS = {
+    "own_start": "start of its own",
+    "own_metrics": "own aggregate_train would not be called",
+    "batchnorm_numpy": "own configure_train would not be called",
+    "vertical": "makes no strategy",
 }
 CHARGED = {"udp", "udp-summed", "central-dp-summed", "m2fdp"}  # a trusted server notes its own
 
@@ -67,6 +73,10 @@ def test_the_changed_app_runs(name: str, scheme: str, apps: Apps) -> None:
         model = server.results[-1]
         assert [array.shape for array in model] == [array.shape for array in found.arrays]
         assert all(np.isfinite(array).all() for array in model)
+        if name == "own_metrics":  # what the app does itself in every round
+            assert len(server.models) == 2
+        if name == "batchnorm_numpy":
+            assert server.rounds == [1, 2]
     assert apps.charged() == ([str(i) for i in range(NODES)] if scheme in CHARGED else [])
     for client in apps.charged():
         entries = Ledger(app.parent / "state" / f"{client}.ledger", data_set=client).entries()
@@ -87,8 +97,7 @@ def test_a_second_change_changes_nothing(name: str, scheme: str, apps: Apps) -> 
 
 @pytest.mark.parametrize(("name", "scheme"), table(fits=False))
 def test_an_app_that_does_not_fit_is_refused_with_the_reason(name: str, scheme: str) -> None:
-    reason = "makes no strategy" if name == "vertical" else "start of its own"
-    with pytest.raises(UnfitError, match=reason) as refused:
+    with pytest.raises(UnfitError, match=REASONS[name]) as refused:
         change_of(AppFolder.read(folder_of(name)), wrap(name, scheme))
     assert refused.value.by_hand
     assert refused.value.exit_code == 8

@@ -73,7 +73,7 @@ def test_a_run_leaves_its_folder_and_two_can_be_compared(command: Command, tmp_p
             "privacy-card.json",
             "privacy-card.html",
         }
-    done = command("compare", "iid", "labels", "--out", "both")
+    done = command("report", "iid", "labels", "--out", "both")
     assert done.stdout == "report: both/report.html\n"
     assert len(json.loads((tmp_path / "both" / "report.json").read_text())["runs"]) == 2
 
@@ -260,7 +260,7 @@ def test_folders_that_cannot_be_used(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for arguments in (
         (*INLINE, "--rounds", "1", "--out", "file/run"),
-        ("compare", "r", "--out", "file/report"),
+        ("report", "r", "--out", "file/report"),
     ):
         done = command(*arguments)
         assert done.returncode == 2
@@ -363,7 +363,7 @@ def test_the_demo_shows_what_privacy_costs(
 
 def test_help_says_what_there_is(command: Command, tmp_path: Path) -> None:
     overview = command("--help")
-    assert all(name in overview.stdout for name in ("run", "compare", "demo", "doctor"))
+    assert all(name in overview.stdout for name in ("run", "report", "demo", "doctor"))
     details = command("run", "--help")
     assert "--data-root" in details.stdout
     assert "Exit codes" in details.stdout

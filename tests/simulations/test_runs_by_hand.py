@@ -49,7 +49,7 @@ def test_a_finished_run_and_a_crashed_one_are_told_apart(
         "failed",
         "RuntimeError: the test records are gone",
     )
-    assert command("compare", "finished", "crashed", "--out", "both").returncode == 0
+    assert command("report", "finished", "crashed", "--out", "both").returncode == 0
     page = (tmp_path / "both" / "report.html").read_text()
     assert '<span class="completed">' in page
     assert '<span class="failed">' in page

@@ -280,5 +280,11 @@ def of_seed(seed: int, *, rate: float = 0.2, silent: int = 0) -> dict[str, Any]:
     ['loop']
     """
     stragglers = RandomStragglers(rate=rate, silent=silent)
-    loop = LoopOptions(seed=seed, experiment_id="numpy", stragglers=stragglers, deadline=_DEADLINE)
+    loop = LoopOptions(
+        seed=seed,
+        experiment_id="numpy",
+        stragglers=stragglers,
+        deadline=_DEADLINE,
+        write_card=False,
+    )
     return {"loop": loop}

@@ -230,6 +230,7 @@ def listen(devices: Devices, *, noise: str, rounds: int, secure: bool = False) -
             seed=devices.seed,
             stragglers=StragglerModel(kind="constant", slow_fraction=RATE),
             deadline=_IN_TIME,
+            write_card=False,
         ),
         secure_sum=SecureSum() if secure else None,
     )

@@ -218,6 +218,7 @@ def listen(
         The new model.
     """
     start = ArrayRecord({name: Array(array) for name, array in setup.start.items()})
+    strategy.experiment.leave_no_card()
     grid = _ListeningGrid(_client_app(setup, client), clients)
     try:
         with quiet(), acting_as_server(grid.run_id):

@@ -12,7 +12,7 @@ import numpy as np
 from flwr_privacy import __version__
 from flwr_privacy.simulations.reports.style import drawing
 from flwr_privacy.simulations.research.udp.theory import search_cost
-from flwr_privacy.simulations.settings.run_labels import flat_settings
+from flwr_privacy.simulations.settings.effect import flat_settings
 from flwr_privacy.wire.files import write_text
 
 from .claims import Target

@@ -465,6 +465,7 @@ def training_of(
             seed=seed,
             experiment_id=experiment_of(seed),
             stragglers=cast("StragglerModel | None", delays),
+            write_card=False,
         ),
     }
     if delays is not None:

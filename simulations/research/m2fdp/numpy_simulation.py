@@ -309,5 +309,5 @@ def of_seed(seed: int, experiment_id: str = "numpy") -> dict[str, Any]:
     >>> sorted(of_seed(0))
     ['insecure_seed', 'loop']
     """
-    loop = LoopOptions(seed=seed, experiment_id=experiment_id)
+    loop = LoopOptions(seed=seed, experiment_id=experiment_id, write_card=False)
     return {"loop": loop, "insecure_seed": seed}

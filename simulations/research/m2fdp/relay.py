@@ -176,6 +176,7 @@ class Training:
             nodes: int | list[dict[str, Any]] = len(TREE.devices)
             if self._relay:
                 nodes = tree_nodes(Path(folder), TREE, trusted=self._trusted)
+            self.strategy.experiment.leave_no_card()
             grid = TappedGrid(self._app(), nodes)
             try:
                 with quiet(), acting_as_server(grid.run_id):

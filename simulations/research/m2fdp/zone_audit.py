@@ -137,7 +137,9 @@ def audit_edges(
             clean_events=_LAWS[law] if clean_events else None,
         ),
         schedule=EventSchedule(steps=STEPS, events={1: 1}),
-        loop=LoopOptions(clients=clients, seed=seed, experiment_id=f"edges-{seed}"),
+        loop=LoopOptions(
+            clients=clients, seed=seed, experiment_id=f"edges-{seed}", write_card=False
+        ),
         min_train_nodes=clients,
         min_available_nodes=1,  # it runs all of them
         insecure_seed=insecure_seed,

@@ -85,6 +85,7 @@ def train_inline(
             reply_to=message,
         )
 
+    strategy.experiment.leave_no_card()
     with closing(InlineGrid(app, len(data))) as grid, quiet(), acting_as_server(grid.run_id):
         result = strategy.start(grid, _record(get_arrays(network())), num_rounds=rounds)
     return {name: array.numpy() for name, array in result.arrays.items()}

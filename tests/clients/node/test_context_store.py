@@ -17,6 +17,7 @@ from pinned import pinned_nodes
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.clients.node.context_store import (
+    DATA_SET_VARIABLE,
     POLICY_VARIABLE,
     SIMULATED,
     STATE_VARIABLE,
@@ -35,7 +36,7 @@ QUESTION = Question(experiment_id="e", phase="train", server_round=1)
 @pytest.fixture(autouse=True)
 def deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look like a deployed node with an environment that names nothing."""
-    for variable in (STATE_VARIABLE, POLICY_VARIABLE):
+    for variable in (STATE_VARIABLE, POLICY_VARIABLE, DATA_SET_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
 
@@ -85,6 +86,35 @@ def test_ledger_and_replies_lie_in_the_folder_that_the_node_names(tmp_path: Path
     again = store({"privacy-state": str(tmp_path)}, run_id=6)  # another run, the same node
     assert len(again.ledger.entries()) == 1
     assert again.replies.find(QUESTION) == b"noised"
+
+
+def test_the_operators_environment_names_the_data_set_of_an_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"privacy-state": str(tmp_path)}
+    for name, ledger in (
+        (None, "ward-7"),
+        ("images", "images"),
+        ("texts", "texts"),
+        ("", "ward-7"),
+    ):
+        if name is not None:
+            monkeypatch.setenv(DATA_SET_VARIABLE, name)
+        enter(store(config), server_round=1)
+        assert (tmp_path / f"{ledger}.ledger").exists()
+        assert store(config).ledger.data_set == ledger
+    assert [len(store(config).ledger.entries()) for _ in "a"] == [2]
+    monkeypatch.setenv(DATA_SET_VARIABLE, "images")
+    assert store({**config, "privacy-data-set": "images"}).ledger.data_set == "images"
+    with pytest.raises(LedgerError, match=r"two names: privacy-data-set = 'x' .* = 'images'"):
+        store({**config, "privacy-data-set": "x"})
+    for client in ("3", "4"):  # one environment for all of them
+        simulated = {**config, SIMULATED: True, "client-id": client}
+        assert store(simulated).ledger.data_set == f"images@{client}"
+        assert store({**simulated, "privacy-data-set": "images"}).ledger.data_set == "images"
+    monkeypatch.setenv(DATA_SET_VARIABLE, "../images")
+    with pytest.raises(InvalidParameterError, match=r"privacy-data-set = '../images'"):
+        store(config)
 
 
 def test_simulated_clients_keep_their_replies_together(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -10,7 +11,13 @@ from scipy.stats import norm
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import DataError
-from flwr_privacy.privacy.card import Answers, CardRelease, PrivacyCard
+from flwr_privacy.privacy.card import (
+    Answers,
+    CardRelease,
+    Described,
+    PrivacyCard,
+    settings_of,
+)
 from flwr_privacy.privacy.guarantee import Guarantee
 
 DELTA = 1e-5
@@ -373,6 +380,9 @@ def test_a_text_that_is_no_card_is_refused(text):
     [
         "version",
         "experiment_id",
+        "described",
+        "described/name",
+        "described/versions",
         "guarantee",
         "guarantee/scheme",
         "guarantee/protects",
@@ -399,6 +409,13 @@ def test_a_card_with_something_missing_is_refused(path):
     ("path", "value"),
     [
         ("version", 1),
+        ("version", 3),
+        ("described", None),
+        ("described/more", ""),
+        ("described/arrays", "4"),
+        ("described/values", True),
+        ("described/settings", ["epsilon"]),
+        ("described/settings", {"epsilon": 8}),
         ("answers", None),
         ("answers/charged", 6.0),
         ("answers/more", 1),
@@ -506,12 +523,58 @@ def test_the_page_says_what_the_card_says_and_refers_to_nothing():
     page = Page(made.to_html())
     assert page.references == []
     text = " ".join(page.texts)
-    assert made.guarantee.text() in text
+    guarantee = made.guarantee
+    limits = (*guarantee.not_protected, *guarantee.assumptions, *guarantee.evidence)
+    for part in (guarantee.sentence(), f"data sets where {guarantee.neighbours}", *limits):
+        assert part in text
     assert made.to_json() in page.texts
     assert f"{made.stated['gdp']:.6g}" in text
     assert (
         "1 clients: 1 each; 1 clients: 2 each; 1 clients: 3 each" in text
     )  # one client with one release, one with two, ...
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "verdict"),
+    [
+        (PROMISE, "VALID nothing in this run voids the guarantee"),
+        (replace(PROMISE, void="a seed & more"), "VOID a seed & more"),
+        (
+            Guarantee(scheme="fedavg", protects="nothing", adversary="nobody"),
+            "NO PROMISE this run protects nobody's data",
+        ),
+    ],
+)
+def test_its_first_line_says_whether_it_is_valid(guarantee, verdict):
+    made = PrivacyCard(experiment_id="e", guarantee=guarantee)
+    body = Page(made.to_html().partition("<body>")[2])
+    assert "".join(body.texts).startswith(f"{verdict}\nPrivacy card: ")
+
+
+def test_it_says_what_was_trained_with_which_settings():
+    described = Described.now(
+        name="ward", model={"w": np.zeros((3, 4))}, settings={"privacy": "UserLevel(epsilon=4.0)"}
+    )
+    made = PrivacyCard(experiment_id="e", guarantee=PROMISE, described=described)
+    again = PrivacyCard.from_json(made.to_json())
+    assert again.described == described
+    text = " ".join(Page(again.to_html()).texts)
+    for part in ("Privacy card: ward", "1 arrays, 12 values", "UserLevel(epsilon=4.0)", "flwr"):
+        assert part in text
+
+
+def test_settings_have_no_seeds_of_noise_places_or_data():
+    @dataclass
+    class Options:
+        insecure_seed: int | None = None
+        run_dir: str | None = None
+        labels: object = None
+        budgets: object = None
+        same: float = 2.0
+
+    many = dict.fromkeys(map(str, range(21)), 1.0)
+    options = Options(insecure_seed=5, run_dir="/secret", labels=np.arange(3), budgets=many)
+    assert settings_of(options) == {"labels": "ndarray", "budgets": "21 entries"}
 
 
 def test_names_of_hostile_clients_stay_text():

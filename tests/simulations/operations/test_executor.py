@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from flwr_privacy.errors import DeclinedError, EngineError, InvalidParameterError
 from flwr_privacy.simulations.cli import app as cli
 from flwr_privacy.simulations.operations import executor
-from flwr_privacy.simulations.operations.allowed_apps import AllowedApps, entry_of
+from flwr_privacy.simulations.operations.allowed_apps import AllowedApp, AllowedApps, entry_of
 from flwr_privacy.simulations.operations.executor import RuntimeAPI, execute, read_secret
 
 PROJECT = """
@@ -34,9 +34,11 @@ serverapp = "its_client:app"
 clientapp = "its_client:app"
 """
 CLIENT = """
+import os
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 print("imported", {mark!r})
+print("data set", repr(os.environ.get("FLWR_PRIVACY_DATA_SET")))
 app = ClientApp()
 
 @app.train()
@@ -170,12 +172,13 @@ def test_a_list_names_and_allows_what_was_appended(tmp_path: Path) -> None:
         with path.open("a") as file:
             file.write(done.stdout)
     apps = AllowedApps.read(path)
-    assert [apps.check(fab.read_bytes()) for fab in (one, two)] == ["ours/app 1.0.0"] * 2
+    found = [apps.check(fab.read_bytes()) for fab in (one, two)]
+    assert found == [AllowedApp("ours/app 1.0.0")] * 2
     with pytest.raises(DeclinedError, match="this node does not run the app whose FAB has sha256"):
         apps.check(one.read_bytes() + b"\0")
     digest = hashlib.sha256(one.read_bytes()).hexdigest()
     with pytest.raises(DeclinedError):  # Flower compares eight digits
-        AllowedApps({digest[:-1] + "x": "almost"}).check(one.read_bytes())
+        AllowedApps({digest[:-1] + "x": AllowedApp("almost")}).check(one.read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -186,6 +189,13 @@ def test_a_list_names_and_allows_what_was_appended(tmp_path: Path) -> None:
         ("app = [1]", "app = 1: expected a table with name and sha256"),
         ('[[app]]\nname = "a"', "expected a table with name and sha256"),
         ('[[app]]\nname = "a"\nsha256 = "ABC"', "app.sha256 = 'ABC': expected 64 hexadecimal"),
+        (f'[[app]]\nname = "a"\nsha256 = "{"0" * 64}"\ndata_set = "../x"', "app.data_set = '../x'"),
+        (f'[[app]]\nname = "a"\nsha256 = "{"0" * 64}"\ndata_set = 3', "app.data_set = ''"),
+        (
+            f'[[app]]\nname = "a"\nsha256 = "{"0" * 64}"\ndata_set = "x"\n'
+            f'[[app]]\nname = "a"\nsha256 = "{"0" * 64}"\n',
+            "app.data_set = None: expected one data set for one app; a has several",
+        ),
         (f'[[app]]\nname = "a\\nb"\nsha256 = "{"0" * 64}"', "app.name = "),
         (f'allow = "all"\n[[app]]\nname = "a"\nsha256 = "{"0" * 64}"', "keys = "),
     ],
@@ -197,6 +207,24 @@ def test_a_list_with_anything_else_in_it_is_an_error(
     path.write_text(text)
     with pytest.raises(InvalidParameterError, match=problem):
         AllowedApps.read(path)
+
+
+def test_the_operators_list_says_on_which_data_set_an_app_trains(fab: Path, allowed: Path) -> None:
+    assert "data set None" in answered(fab, allowed)[2]
+    allowed.write_text(entry_of(fab) + 'data_set = "images"\n')
+    assert "data set 'images'" in answered(fab, allowed)[2]
+
+
+def listed(*apps: tuple[str, str | None]) -> AllowedApps:
+    return AllowedApps({f"{i:064x}": AllowedApp(*app) for i, app in enumerate(apps)})
+
+
+def test_apps_that_would_share_a_ledger_by_accident_are_named() -> None:
+    assert listed(("a/x 1.0", None), ("a/x 1.1", None)).sharing() == []
+    assert listed(("a/x 1.0", "x"), ("b/y 1.0", None)).sharing() == []
+    assert listed(("a/x 1.0", "x"), ("b/y 1.0", "x")).sharing() == []  # it was said
+    unnamed = listed(("b/y 1.0", None), ("a/x 1.0", None), ("c/z 2.0", "z"))
+    assert unnamed.sharing() == ["a/x 1.0", "b/y 1.0"]
 
 
 def test_what_is_no_fab_is_not_allowed(tmp_path: Path) -> None:

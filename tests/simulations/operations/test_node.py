@@ -129,6 +129,12 @@ def test_a_state_folder_out_of_reach_has_a_line(
             "fail  max_disk: ",
         ),
         (lambda n: n.allowed_apps.unlink(), "fail  allowed-apps: allowed-apps = "),
+        (
+            lambda n: n.allowed_apps.write_text(
+                "".join(f'[[app]]\nname = "{a}"\nsha256 = "{a * 64}"\n' for a in "ab")
+            ),
+            "warn  allowed-apps: a, b share one ledger: give each a data_set in ",
+        ),
         (lambda n: n.allowed_apps.write_text(""), "expected tables [[app]], as `flwr-privacy node"),
         (lambda n: n.allowed_apps.chmod(0o664), "fail  allowed-apps: other users may change them"),
         (lambda n: n.identity.chmod(0o644), "fail  identity: identity ="),

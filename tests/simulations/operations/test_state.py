@@ -278,15 +278,16 @@ def test_showing_many_clients_takes_one_look_at_each_file(
 
 def test_replies_that_simulated_clients_share_are_of_all(tmp_path: Path) -> None:
     question = Question(experiment_id="e", phase="train", server_round=1)
-    for client in ("a", "b"):
+    for client, data_set in (("a", "a"), ("b", "images@b")):  # a data set of the environment
         SharedReplyCache(tmp_path / "replies", client).keep(question, b"noised")
-        with Ledger(tmp_path / f"{client}.ledger", data_set=client).locked() as book:
+        with Ledger(tmp_path / f"{data_set}.ledger", data_set=data_set).locked() as book:
             charge = Charge(noise_multiplier=2.0)
             book.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
     assert "(all)" in run("show", tmp_path).stdout
     run("prune", tmp_path, "--over", "e", "--yes")
     assert {file.kind for file in state_files(tmp_path)} == {"ledger", "notes", "locks"}
-    assert len(list(tmp_path.glob("*.notes/*.stopped"))) == 2
+    stopped = [path.parent.name for path in tmp_path.glob("*.notes/*.stopped")]
+    assert sorted(stopped) == ["a.notes", "b.notes"]
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ class FlowerClient(NumPyClient):
     def fit(self, parameters, config):
         """Train on the node's data."""
         set_weights(self.net, parameters)
-        loss = train(self.net, *self.data)
+        loss = train(self.net, *self.data, config["step"])
         results = {"train_loss": loss}
         return get_weights(self.net), len(self.data[1]), results
 

@@ -36,7 +36,7 @@ def set_weights(net, arrays):
     net.load_state_dict(dict(zip(names, values, strict=True)))
 
 
-def train(net, values, classes):
+def train(net, values, classes, step):
     """Take five steps; return the last loss."""
     net.train()
     for _ in range(5):
@@ -45,7 +45,7 @@ def train(net, values, classes):
         loss.backward()
         with torch.no_grad():
             for parameter in net.parameters():
-                parameter -= 0.1 * parameter.grad
+                parameter -= step * parameter.grad
     return loss.item()
 
 

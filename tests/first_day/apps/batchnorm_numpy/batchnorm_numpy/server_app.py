@@ -8,12 +8,19 @@ from flwr.server.strategy import FedAvg
 from batchnorm_numpy.model import Net, data_of, get_weights, set_weights, test
 
 results = []
+rounds = []
 
 
 def weighted_average(metrics):
     """Return the accuracy of all records."""
     examples = sum(number for number, _ in metrics)
     return {"accuracy": sum(number * m["accuracy"] for number, m in metrics) / examples}
+
+
+def step(server_round):
+    """Return what the clients are told of a round."""
+    rounds.append(server_round)
+    return {"step": 0.1 / server_round}
 
 
 def evaluate(server_round, parameters, config):
@@ -36,6 +43,7 @@ def server_fn(context: Context):
         fraction_evaluate=0.5,
         min_fit_clients=3,
         min_available_clients=4,
+        on_fit_config_fn=step,
         evaluate_metrics_aggregation_fn=weighted_average,
         initial_parameters=parameters,
         evaluate_fn=evaluate,

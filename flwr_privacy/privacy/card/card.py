@@ -8,17 +8,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any
 
 from flwr_privacy.accounting import ACCOUNTANTS, Charge, spent, supports
 from flwr_privacy.errors import DataError, check_choice, check_number
+from flwr_privacy.privacy.guarantee import Guarantee
 
-from .guarantee import Guarantee
+from .described import Described
+from .page import card_page
 
 __all__ = ["Answers", "CardRelease", "PrivacyCard"]
 
-_VERSION = 3
+_VERSION = 4
 _INFINITY = "infinite"
 _TOLERANCE = 1e-6  # relative; what rounding and another version of a library may move
 
@@ -91,6 +92,8 @@ class PrivacyCard:
         Every release so far.
     stated : dict
         Epsilon of the client that spent most, by accountant, as the run stated it.
+    described : Described, optional
+        What was trained, with which settings and versions.
     forecast : str, default ""
         Whether the model could be expected to learn through the noise (`Forecast`).
     stated_answers : Answers, optional
@@ -101,6 +104,7 @@ class PrivacyCard:
     guarantee: Guarantee
     releases: list[CardRelease] = field(default_factory=list)
     stated: dict[str, float] = field(default_factory=dict)
+    described: Described = field(default_factory=Described)
     forecast: str = ""
     stated_answers: Answers | None = field(default=None, compare=False)
 
@@ -217,6 +221,10 @@ class PrivacyCard:
             if len(set(silent)) < len(silent) or not clients.issuperset(silent):
                 raise DataError(f"in {where} a client is without an answer that was not charged")
 
+    def to_html(self) -> str:
+        """Return the card as a self-contained HTML page."""
+        return card_page(self)
+
     def to_json(self) -> str:
         """Return the card as JSON."""
         releases = (
@@ -233,6 +241,7 @@ class PrivacyCard:
         document = {
             "version": _VERSION,
             "experiment_id": self.experiment_id,
+            "described": asdict(self.described),
             "forecast": self.forecast,
             "guarantee": _written(self.guarantee.to_dict()),
             "epsilon": {name: _written(total) for name, total in self.stated.items()},
@@ -258,6 +267,7 @@ class PrivacyCard:
                 raise DataError(f"a privacy card of version {document['version']!r}")
             return cls(
                 experiment_id=_of(str, document["experiment_id"]),
+                described=Described.read(document["described"]),
                 forecast=_of(str, document["forecast"]),
                 guarantee=Guarantee.from_dict(_read(document["guarantee"])),
                 releases=[_release(entry) for entry in document["releases"]],
@@ -271,48 +281,6 @@ class PrivacyCard:
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"no privacy card ({type(error).__name__}: {error})") from error
-
-    def to_html(self) -> str:
-        """Return the card as a self-contained HTML page."""
-        charges = self.charges()
-        counts = Counter(len(own) for own in charges.values())
-        guarantee = self.guarantee.to_dict()
-        rows = [
-            *((key.replace("_", " "), _words(value)) for key, value in guarantee.items()),
-            *((f"epsilon ({name})", f"{total:.6g}") for name, total in self.stated.items()),
-            *([("forecast", self.forecast.removeprefix("forecast: "))] if self.forecast else ()),
-            ("clients charged", str(len(charges))),
-            ("releases", _histories(counts)),
-            ("answers", str(self.answers())),
-            ("experiment", self.experiment_id),
-        ]
-        table = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>\n" for k, v in rows)
-        return _PAGE.format(
-            scheme=escape(self.guarantee.scheme),
-            text=escape(self.guarantee.text()),
-            table=table,
-            json=escape(self.to_json()),
-        )
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Privacy card: {scheme}</title>
-<meta name="viewport" content="width=device-width">
-<style>
-:root {{ color-scheme: light dark }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 48rem }}
-body {{ margin: 2rem auto; padding: 0 1rem }}
-th {{ text-align: left; vertical-align: top; padding-right: 1.5rem; white-space: nowrap }}
-td, th {{ padding-bottom: .4rem }}
-pre {{ overflow: auto; max-height: 24rem; font-size: 12px }}
-</style></head>
-<body><h1>Privacy card: {scheme}</h1>
-<p>{text}</p>
-<table>
-{table}</table>
-<details><summary>Every charge (this is the card as JSON)</summary><pre>{json}</pre></details>
-</body></html>
-"""
 
 
 def _counted(
@@ -375,14 +343,3 @@ def _agree(one: float, other: float) -> bool:
 def _repeated(charge: Charge, times: int) -> Charge:
     values: Mapping[str, Any] = {**charge.to_dict(), "count": charge.count * times}
     return Charge.from_dict(values)
-
-
-def _histories(counts: Counter[int]) -> str:
-    """Count the clients by their number of releases."""
-    return "; ".join(f"{n} clients: {c} each" for c, n in sorted(counts.items())) or "none"
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "; ".join(map(str, value)) if isinstance(value, list) else str(value)

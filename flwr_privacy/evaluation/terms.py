@@ -1,0 +1,255 @@
+"""A client's private evaluation: its fields on the wire, its plan, its bounds and noise."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.accounting.gaussian import check_delta
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    ProtocolError,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+)
+from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
+from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, saturated
+from flwr_privacy.privacy.grid_checks import check_codes, check_gap
+from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
+from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.message import METRICS
+
+from .caps import LARGEST_CAP
+from .sums import RECORDS_NAME, STATISTICS_NAME, EvaluationSum
+
+__all__ = ["EvaluationTerms"]
+
+_RECORD, _USER = "record", "user"
+
+_NUM_EXAMPLES = "num-examples"
+_LOSSES = ("loss", "eval_loss")
+
+_REACH = 12  # standard deviations of one answer's noise that its code must hold
+
+
+class _Measured(NamedTuple):
+    """A client's statistics, and at record level the number of its records."""
+
+    statistics: NDArray[np.float64]
+    records: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationTerms(Mechanism):
+    """The terms of a client's evaluation, and the mechanism that answers it.
+
+    Parameters
+    ----------
+    unit : {"record", "user"}
+        What is protected.
+    accuracy : str
+        Name of the metric that the app's evaluation returns.
+    loss_cap : float, default 0.0
+        Cap of the mean loss; 0 if the loss is not released. At user level only.
+    noise_multiplier : float
+        Standard deviation of the noise over the sensitivity, above 0.
+    epsilon, delta : float
+        Budget of a client in this experiment; it declines what would exceed it.
+    gap : float
+        Epsilon set aside per release for the grid.
+    grid : int
+        Exponent of the grid's step.
+    parties : int, default 0
+        Honest clients of a sum who share its noise; 0 if each adds the whole noise by itself.
+    by_server : bool, default False
+        Whether a trusted server adds the noise to the sum, and clients add none.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed.
+
+    Guarantee
+    ---------
+    Adversary: whoever sees the answer (with `parties`, the sum; with `by_server`, what the server
+    publishes of it). Neighbours: at user level any two data sets of one client, or a client that is
+    there or not; at record level data of equal size that differ in one record.
+
+    User level. An answer is the vector (p, a - 1/2) or (p, a - 1/2, l - 1/2), where a is the
+    accuracy clipped to [0, 1], l the mean loss clipped to [0, `loss_cap`] over the cap, and p is
+    ``sqrt(3 k) / 2`` for k = 1 or 2 statistics. A client without data, or whose evaluation fails or
+    returns no such number, answers zero in all of them. Two answers are at most ``sqrt(k)`` apart:
+    two that evaluated differ by at most 1 in each of k entries; one that did not is at the origin,
+    at ``sqrt(3 k / 4 + k / 4)``. So is a client that is not there. Truncation to the grid goes
+    towards zero, so it leaves the set.
+
+    Record level. An answer is the number of records that are right, minus half of the records. It
+    moves by at most 1 if one record is replaced. The number of records is public, as in the
+    training. This assumes of the app's evaluation, which is trusted code on the node: that
+    ``accuracy * num-examples`` is the number of its records that are right (it is rounded to a
+    whole number), that one record decides over itself alone, and that the model was not changed. A
+    mean of losses, of which only the mean is known, cannot be clipped record by record: there is no
+    loss at this level. An evaluation that fails is charged and ends the experiment for the node
+    until its operator acts, as a training does.
+
+    Covered: with the noise ``noise_multiplier * sensitivity()`` on each entry the answer costs
+    `charge`, by the accountant of the training. Not covered: how long an evaluation takes; whether
+    a client answers; where it is the server that adds the noise, the answers that it sees.
+    """
+
+    unit: str
+    accuracy: str
+    loss_cap: float = 0.0
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    gap: float
+    grid: int
+    parties: int = 0
+    by_server: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("unit", self.unit, (_RECORD, _USER))
+        check_number("loss_cap", self.loss_cap, minimum=0, maximum=LARGEST_CAP)
+        if self.unit == _RECORD and self.loss_cap:
+            raise InvalidParameterError(
+                "loss_cap", self.loss_cap, "none at record level: only the mean loss is known"
+            )
+        check_number("noise_multiplier", self.noise_multiplier, minimum=math.ulp(0.0))
+        check_number("epsilon", self.epsilon, minimum=math.ulp(0.0))
+        check_delta(self.delta)
+        check_number("gap", self.gap, minimum=0)
+        CodeGrid(self.grid)
+        check_integer("parties", self.parties, minimum=0)
+        check_flag("by_server", self.by_server)
+        if self.parties and self.by_server:
+            raise InvalidParameterError("parties", self.parties, "0: the server adds the noise")
+
+    @property
+    def released(self) -> int:
+        """Number of statistics of the model: 1, or 2 with the loss."""
+        return 2 if self.loss_cap else 1
+
+    @property
+    def size(self) -> int:
+        """Number of noised entries of an answer."""
+        return self.released + (self.unit == _USER)
+
+    @property
+    def presence(self) -> float:
+        """The first entry of an answer at user level, of a client that evaluated."""
+        return math.sqrt(3 * self.released) / 2
+
+    def sensitivity(self) -> float:
+        """Return the L2 sensitivity of an answer, and of a sum of answers."""
+        return 1.0 if self.unit == _RECORD else math.sqrt(self.released)
+
+    def charge(self) -> Charge:
+        """Return the charge of one evaluation."""
+        return Charge(noise_multiplier=self.noise_multiplier, gap=self.gap)
+
+    def sigma(self) -> float:
+        """Return the standard deviation of the noise that is charged for, on each entry."""
+        return self.noise_multiplier * self.sensitivity()
+
+    def own_sigma(self) -> float:
+        """Return the standard deviation of one party's noise: of a share, or all of it."""
+        return share_sigma(self.sigma(), self.parties) if self.parties else self.sigma()
+
+    def code_limit(self) -> int:
+        """Return the largest code of a client whose noise is not beyond 12 standard deviations."""
+        largest = 1.0 if self.unit == _RECORD else self.presence
+        noise = 0.0 if self.by_server else _REACH * self.own_sigma()
+        return math.ceil((largest + noise) / CodeGrid(self.grid).step)
+
+    # -- The mechanism -------------------------------------------------------------------------
+
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
+        """Decide or refuse everything about the release; see `Mechanism.plan`."""
+        steps = self.own_sigma() / CodeGrid(self.grid).step
+        if self.parties:
+            if steps < SMALLEST_SHARE:
+                allowed = f"a finer grid: a share is {steps:.3g} steps"
+                raise InvalidParameterError("grid", self.grid, allowed)
+            check_gap(self.grid, summed_gap(self.size, steps, self.parties), charged=self.gap)
+        else:
+            check_gap(self.grid, discretisation_gap(self.size, steps), charged=self.gap)
+        check_codes(self.grid, self.code_limit())
+        return ReleasePlan(
+            unit=self.unit,
+            charge=None if self.by_server else self.charge(),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            noise_multiplier=0.0 if self.by_server else self.noise_multiplier,
+            sigma=0.0 if self.by_server else self.sigma(),
+            parties=self.parties,
+            largest_code=CODE_LIMIT if self.unit == _RECORD else self.code_limit(),
+        )
+
+    def measure(self, start: Arrays, outcome: Any) -> _Measured:
+        """Return the statistics of the app's metrics, clipped to their bounds.
+
+        Raises
+        ------
+        ProtocolError
+            If a metric is missing or no number.
+        """
+        right = _share(_number(outcome, self.accuracy))
+        if self.unit == _RECORD:
+            records = _number(outcome, _NUM_EXAMPLES)
+            if not (0 <= records <= CODE_LIMIT and records == int(records)):
+                raise ProtocolError(f"the evaluation was of {records} records")
+            count = round(right * records) - records / 2
+            return _Measured(np.array([count]), int(records))
+        if _NUM_EXAMPLES in outcome and not _number(outcome, _NUM_EXAMPLES) > 0:
+            return _Measured(np.zeros(self.size), None)
+        statistics = [self.presence, right - 0.5]
+        if self.loss_cap:
+            name = next((name for name in _LOSSES if name in outcome), _LOSSES[0])
+            loss = _number(outcome, name)
+            # What is no number counts as the cap, as the largest loss does.
+            clipped = 1.0 if math.isnan(loss) else _share(loss / self.loss_cap)
+            statistics.append(clipped - 0.5)
+        return _Measured(np.array(statistics), None)
+
+    def failed(self, start: Arrays) -> _Measured | None:
+        """Return the zero vector, at user level."""
+        return _Measured(np.zeros(self.size), None) if self.unit == _USER else None
+
+    def noise(self, measured: _Measured, plan: ReleasePlan, random: SecureRandom) -> Answer:
+        """Return the codes of the statistics with all of the noise, a share of it, or none."""
+        grid = CodeGrid(self.grid)
+        codes = np.trunc(measured.statistics / grid.step).astype(np.int64)
+        if not self.by_server:
+            codes += discrete_gaussian(codes.size, self.own_sigma() / grid.step, random)
+        # A share that was cut off would hide less: beyond the codes it is refused further on.
+        answer: dict[str, NDArray[Any]] = {
+            STATISTICS_NAME: codes if self.parties else saturated(codes)
+        }
+        if measured.records is not None:
+            answer[RECORDS_NAME] = np.array([measured.records], np.int64)
+        # At user level the number of records is a secret: every client weighs the same.
+        return answer, {METRICS: {_NUM_EXAMPLES: 1}}
+
+    def accumulator(self, start: Arrays) -> EvaluationSum:
+        """Return an empty sum of answers."""
+        return EvaluationSum(self.size, CodeGrid(self.grid), counts=self.unit == _RECORD)
+
+
+def _number(metrics: Any, name: str) -> float:
+    value = metrics.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ProtocolError(f"the evaluation returned no number as '{name}'")
+    return float(value)
+
+
+def _share(value: float) -> float:
+    """Return a number clipped to [0, 1]; what is no number is 0."""
+    return min(max(0.0, value), 1.0) if value == value else 0.0

@@ -1,0 +1,84 @@
+"""Inspects an app for a scheme: whether it fits, what changes, what is lost, what to expect."""
+
+from dataclasses import dataclass, replace
+
+from .app_folder import AppFolder
+from .arrays import Arrays, arrays_of
+from .change import Change, change_of
+from .findings import losses
+from .foresight import forecast_of
+from .unfit import UnfitError, check_fits
+from .wraps import BRING_THEIR_CLIENT, FEWEST_CLIENTS, Options, Wrap, wrap_of
+
+__all__ = ["Inspection", "inspect_app"]
+
+NOT_RUN = "nothing of the app was run"
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a scheme means for an app.
+
+    Parameters
+    ----------
+    wrap : Wrap
+        The scheme as it goes around the app.
+    found : Arrays or str
+        What the app's server starts from, or why that is not known.
+    clients : int
+        The number of clients.
+    change : Change
+        What changes in the app.
+    losses : tuple of str
+        What the scheme takes from the app, refuses or passes on unprotected.
+    forecast : str
+        Whether the model can learn; "" where the scheme adds no noise or the arrays are not known.
+    """
+
+    wrap: Wrap
+    found: Arrays | str
+    clients: int
+    change: Change
+    losses: tuple[str, ...]
+    forecast: str
+
+
+def inspect_app(app: AppFolder, scheme: str, options: Options, *, run: bool = True) -> Inspection:
+    """Inspect an app for a scheme; nothing is trained, and nothing of the app changes.
+
+    Parameters
+    ----------
+    app : AppFolder
+        The app.
+    scheme : str
+        The scheme's name.
+    options : Options
+        What is chosen beside it. Without a number of clients that of the app's federation counts,
+        or the fewest with which its server begins.
+    run : bool, default True
+        Whether the app's server is run up to its first round, to find its arrays.
+
+    Raises
+    ------
+    InvalidParameterError
+        If an option is not allowed, or the app's halves are not found.
+    UnfitError
+        If the scheme does not fit the app, or the change cannot be made safely.
+    """
+    if scheme in BRING_THEIR_CLIENT:
+        raise UnfitError(BRING_THEIR_CLIENT[scheme])
+    check_fits(app, wrap_of(scheme, options))
+    found = arrays_of(app) if run else NOT_RUN
+    known = found if isinstance(found, Arrays) else None
+    fewest = FEWEST_CLIENTS if known is None else known.min_available_nodes
+    clients = options.clients or app.nodes or fewest
+    wrap = wrap_of(scheme, replace(options, clients=clients))
+    wrap = wrap if known is None else wrap.keeping_back(known.suspected)
+    return Inspection(
+        wrap,
+        found,
+        clients,
+        change_of(app, wrap),
+        tuple(losses(app, wrap)),
+        "" if known is None else forecast_of(wrap, known, clients=clients),
+    )
