@@ -109,7 +109,7 @@ def test_a_run_is_refused_in_one_line(
         (("rn",), "command = 'rn': expected one of "),
         (("calibrate", "--epsilon", "0", "--unit", "record"), "epsilon = 0.0: expected a number"),
         (("calibrate", "--epsilon", "8", "--unit", "clients"), "unit = 'clients': expected one of"),
-        (("compare", "nowhere"), "run folder = 'nowhere': expected a folder that exists"),
+        (("report", "nowhere"), "run folder = 'nowhere': expected a folder that exists"),
         (("verify", "nowhere"), "nowhere"),
         (("experiment", "udp/figur4"), "experiment = 'udp/figur4': expected one of"),
         (("deploy", "--nodes", "1", "--no-policy"), "--nodes = 1: expected an integer of at least"),
@@ -208,7 +208,7 @@ def test_a_damaged_run_folder_is_told_before_anything_begins(
 def test_pictures_do_not_need_the_backend_of_a_notebook(command: Command, tmp_path: Path) -> None:
     assert command(*INLINE, "--rounds", "1", "--out", "r").returncode == 0
     done = subprocess.run(
-        [str(Path(sys.executable).parent / "flwr-privacy"), "compare", "r", "--out", "both"],
+        [str(Path(sys.executable).parent / "flwr-privacy"), "report", "r", "--out", "both"],
         cwd=tmp_path,
         env={**os.environ, "MPLBACKEND": "module://matplotlib_of.nobody"},
         capture_output=True,
