@@ -12,8 +12,9 @@ from commands import Command
 
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.strategies.state import checkpoint
 
-CUT = b"flwr-privacy checkpoint 8\n" + bytes(50)
+CUT = checkpoint._MAGIC + bytes(50)
 INLINE = ("run", "--engine", "inline", "--clients", "4")
 UDP = ("--scheme", "udp", "--set", "unit=record")
 TREE = ("--scheme", "m2fdp", "--set", "unit=device")
