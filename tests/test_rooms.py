@@ -39,6 +39,7 @@ LAYERS = [
     ["simulations.runner"],
     ["simulations.deployment", "simulations.reliability"],
     ["simulations.research"],
+    ["simulations.calibration"],
     ["simulations.operations"],
     ["simulations"],
     ["simulations.cli"],

@@ -1,17 +1,19 @@
 """The commands of research: `calibrate`, `attack`, `experiment`, `replication`, `reliability`."""
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from click.core import ParameterSource
 
-from flwr_privacy.errors import InvalidParameterError, check_choice
-from flwr_privacy.simulations.runner.jobs import Engine
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
+from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, Engine
+from flwr_privacy.simulations.settings.run_settings import parse_assignments
 
-from .run_options import DataRoot
+from .run_options import Assignments, DataRoot, settings_of
 
 __all__ = ["attack", "best_rounds", "calibrate", "experiment", "reliability", "replication"]
 
@@ -19,12 +21,15 @@ __all__ = ["attack", "best_rounds", "calibrate", "experiment", "reliability", "r
 def calibrate(
     context: typer.Context,
     epsilon: Annotated[float, typer.Option(help="Budget of a client over all rounds.")],
-    unit: Annotated[str, typer.Option(help="What is protected: record or user.")],
+    unit: Annotated[
+        str | None,
+        typer.Option(help="What is protected: record or user; for m2fdp record or device."),
+    ] = None,
     scheme: Annotated[
         str,
         typer.Argument(
-            help="Scheme: udp (default), or a paper's rival: mspdq-ldp (NbAFL), acfl-scfl (SCFL, "
-            "whose epsilon is in nats)."
+            help="Scheme: udp (default), central-dp, acfl, m2fdp, m2fdp-hfl-dp, m2fdp-pedpfl; or a "
+            "paper's rival: mspdq-ldp (NbAFL), acfl-scfl (SCFL, whose epsilon is in nats)."
         ),
     ] = "udp",
     delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
@@ -43,11 +48,25 @@ def calibrate(
     size: Annotated[
         int, typer.Option(help="Weights of a model (mspdq-ldp); features (acfl-scfl).")
     ] = 200,
+    clients: Annotated[
+        int, typer.Option(help="Clients of the federation (not for udp and rivals).")
+    ] = DEFAULT_CLIENTS,
+    assignments: Assignments = None,
 ) -> None:
     """Show the noise for a budget under each formula, and what that noise truly gives."""
-    from flwr_privacy.simulations import rival_noise
+    from flwr_privacy.simulations.calibration import rival_noise
 
-    check_choice("scheme", scheme, ("udp", *rival_noise.RIVALS))
+    check_choice("scheme", scheme, ("udp", *_PLANNED, *rival_noise.RIVALS))
+    if scheme in _PLANNED:
+        _check_used(context, scheme, ("rounds", "fraction", "clients", "assignments"))
+        chosen = {
+            **_PLANNED[scheme],
+            **{"scheme": scheme, "clients": clients, "rounds": rounds, "unit": unit},
+            **{"epsilon": epsilon, "delta": delta},
+            **{"per_round": _asked(fraction, clients), **parse_assignments(assignments or [])},
+        }
+        given = {key: value for key, value in chosen.items() if value is not None}
+        return typer.echo(_noise_of_a_run(given))
     if scheme != "udp":
         rival_noise.check_unit(unit)
         _check_used(context, scheme, rival_noise.RIVALS[scheme])
@@ -64,11 +83,13 @@ def calibrate(
     if scheme == "acfl-scfl":
         text = rival_noise.scfl(epsilon=epsilon, delta=delta, features=size, norm=clipping_norm)
         return typer.echo(text)
-    from flwr_privacy.simulations.calibrate import calibrate as formulas
-    from flwr_privacy.simulations.calibrate import legend, table
-    from flwr_privacy.udp import sensitivity
+    from flwr_privacy.simulations.calibration.formulas import calibrate as formulas
+    from flwr_privacy.simulations.calibration.formulas import legend, table
+    from flwr_privacy.simulations.calibration.run_noise import run_multiplier
+    from flwr_privacy.udp import RecordLevel, UserLevel, sensitivity
 
-    _check_used(context, f"udp, unit {unit}", _USED[check_choice("unit", unit, _USED)])
+    unit = check_choice("unit", unit, _USED)
+    _check_used(context, f"udp, unit {unit}", _USED[unit])
     bound = sensitivity(
         unit,
         clipping_norm=clipping_norm,
@@ -92,7 +113,42 @@ def calibrate(
     )
     typer.echo(rows)
     typer.echo(legend(rounds, fraction, sampling_rate=sampling_rate))
+    budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "clipping_norm": clipping_norm}
+    own: dict[str, Any] = {"learning_rate": learning_rate, "sampling_rate": sampling_rate}
+    noise = run_multiplier(
+        RecordLevel(**budget, **own) if unit == "record" else UserLevel(**budget),
+        rounds=rounds,
+        q=fraction,
+    )
+    typer.echo(
+        f"A run with noise=gdp_fixed: noise multiplier {noise:.6g}.\n"
+        "It is larger than that of the default: a part of epsilon is for noise on a grid."
+    )
 
+
+def _asked(fraction: float, clients: int) -> int | None:
+    """Return how many clients a fraction is; None for all of them."""
+    check_number("fraction", fraction, minimum=math.ulp(0.0), maximum=1)
+    return None if fraction == 1 else max(1, round(fraction * clients))
+
+
+def _noise_of_a_run(values: dict[str, Any]) -> str:
+    from flwr_privacy.simulations.calibration.run_noise import report
+
+    if values["scheme"] in ("central-dp", "acfl") and "unit" in values:
+        protected = {"central-dp": "user", "acfl": "record"}[values["scheme"]]
+        check_choice("unit", values.pop("unit"), (protected,))
+    return report(settings_of(values, say=lambda line: None))
+
+
+_PLANNED: dict[str, dict[str, Any]] = {
+    "central-dp": {},
+    "m2fdp": {},
+    "m2fdp-hfl-dp": {},
+    "m2fdp-pedpfl": {},
+    "acfl": {"task": "digits-rff"},
+}
+"""The schemes whose noise is that of a run with the same settings, and what they need besides."""
 
 _ALWAYS = ("scheme", "unit", "epsilon", "delta")
 _AT_USER_LEVEL = ("rounds", "fraction", "clipping_norm")

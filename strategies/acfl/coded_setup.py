@@ -41,7 +41,7 @@ class CodedSetup(SchemeStrategy):
     rounds: int | None
     descent: ACFLDescent
 
-    _options: ACFLOptions
+    options: ACFLOptions
     _set_up: CodedMembers
     _quorum: tuple[int, int, int] | None
 
@@ -173,7 +173,7 @@ class CodedSetup(SchemeStrategy):
     def _planned(self) -> ACFLPlan:
         features, labels = self._model().shape
         return ACFLPlan(
-            options=self._options,
+            options=self.options,
             features=features,
             labels=labels,
             rounds=self._planned_rounds() or 1,

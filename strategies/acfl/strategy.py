@@ -165,7 +165,7 @@ class ACFL(CodedSetup):
         check_flag("symmetrize", self.symmetrize)
         if self.shift is not None and self.schedule in ("constant", "inverse"):
             raise InvalidParameterError("shift", self.shift, "None without schedule='shifted'")
-        self._options = ACFLOptions(
+        self.options = ACFLOptions(
             privacy=self.privacy,
             weighting=self.weighting,
             data=self.data,
@@ -328,7 +328,7 @@ class ACFL(CodedSetup):
         if numbers and self.weighting.needs_setup:
             numbers["members"] = len(self.members)
         if self._set_up.terms is not None and self.privacy.noise != NO_NOISE:
-            privacy = setup_privacy(self._set_up.terms, bound=self._options.bound)
+            privacy = setup_privacy(self._set_up.terms, bound=self.options.bound)
             numbers |= {f"setup_{name}": value for name, value in privacy.items()}
         return numbers | budget_metrics(card)
 
@@ -344,7 +344,7 @@ class ACFL(CodedSetup):
             epsilon=epsilon,
             delta=delta,
             setup=self._set_up.terms,
-            bound=self._options.bound,
+            bound=self.options.bound,
             exact_rounds=exact_rounds,
             summed=self.secure_sum is not None,
             quorum=self._quorum,
@@ -355,7 +355,7 @@ class ACFL(CodedSetup):
     def state_dict(self) -> dict[str, Any]:
         """Return the coded data, their clients, and the state of the weights."""
         return {
-            "wish": self._options.lasting(),
+            "wish": self.options.lasting(),
             "rounds": self._planned_rounds(),
             **self._set_up.state(),
             "weights": self.descent.state(),
@@ -371,7 +371,7 @@ class ACFL(CodedSetup):
         CheckpointError
             If it was made for another budget, other noise or other bounds.
         """
-        mine = {**self._options.lasting(), "rounds": self._planned_rounds()}
+        mine = {**self.options.lasting(), "rounds": self._planned_rounds()}
         theirs = {**state["wish"], "rounds": state["rounds"]}
         for key, value in mine.items():
             if theirs[key] != value:

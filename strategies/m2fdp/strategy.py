@@ -231,18 +231,7 @@ class M2FDP(SchemeStrategy):
         )
         self._devices = list(self.tree.devices)
         self._layout = Layout.of(self._template, released_names(self._template, self._kept_back))
-        rounds = self.planned_rounds or 1
-        first = M2FDPRoundPlan(
-            tree=self.tree,
-            schedule=self.schedule,
-            privacy=self.privacy,
-            server_round=1,
-            total_steps=self.schedule.steps * rounds,
-            rounds=rounds,
-            min_children=self.min_children,
-            step_rule=self.step_rule,
-            keep_back=self._kept_back,
-        )
+        first = self.first_plan(self.planned_rounds or 1)
         size, resources = self._layout.size, self.resources or ResourceModel()
         self._tier_schedule = TierSchedule(
             first, control=self.control, parameters=size, resources=resources
@@ -257,6 +246,20 @@ class M2FDP(SchemeStrategy):
         self._plan = self._tier_schedule.plan(1)
         self.plan.check(size)
         self._write_tree()
+
+    def first_plan(self, rounds: int) -> M2FDPRoundPlan:
+        """Return the plan of the first of so many rounds, without control."""
+        return M2FDPRoundPlan(
+            tree=self.tree,
+            schedule=self.schedule,
+            privacy=self.privacy,
+            server_round=1,
+            total_steps=self.schedule.steps * rounds,
+            rounds=rounds,
+            min_children=self.min_children,
+            step_rule=self.step_rule,
+            keep_back=self._kept_back,
+        )
 
     def stop(self) -> str:
         """Return why the training ends: all planned local steps are done."""

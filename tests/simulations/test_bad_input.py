@@ -12,8 +12,9 @@ from commands import Command
 
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.strategies.state import checkpoint
 
-CUT = b"flwr-privacy checkpoint 8\n" + bytes(50)
+CUT = checkpoint._MAGIC + bytes(50)
 INLINE = ("run", "--engine", "inline", "--clients", "4")
 UDP = ("--scheme", "udp", "--set", "unit=record")
 TREE = ("--scheme", "m2fdp", "--set", "unit=device")
@@ -109,7 +110,7 @@ def test_a_run_is_refused_in_one_line(
         (("rn",), "command = 'rn': expected one of "),
         (("calibrate", "--epsilon", "0", "--unit", "record"), "epsilon = 0.0: expected a number"),
         (("calibrate", "--epsilon", "8", "--unit", "clients"), "unit = 'clients': expected one of"),
-        (("compare", "nowhere"), "run folder = 'nowhere': expected a folder that exists"),
+        (("report", "nowhere"), "run folder = 'nowhere': expected a folder that exists"),
         (("verify", "nowhere"), "nowhere"),
         (("experiment", "udp/figur4"), "experiment = 'udp/figur4': expected one of"),
         (("deploy", "--nodes", "1", "--no-policy"), "--nodes = 1: expected an integer of at least"),
@@ -208,7 +209,7 @@ def test_a_damaged_run_folder_is_told_before_anything_begins(
 def test_pictures_do_not_need_the_backend_of_a_notebook(command: Command, tmp_path: Path) -> None:
     assert command(*INLINE, "--rounds", "1", "--out", "r").returncode == 0
     done = subprocess.run(
-        [str(Path(sys.executable).parent / "flwr-privacy"), "compare", "r", "--out", "both"],
+        [str(Path(sys.executable).parent / "flwr-privacy"), "report", "r", "--out", "both"],
         cwd=tmp_path,
         env={**os.environ, "MPLBACKEND": "module://matplotlib_of.nobody"},
         capture_output=True,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ from scipy.stats import binom, norm
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.card import PrivacyCard
-from flwr_privacy.simulations.calibrate import HEAD, Calibration, calibrate, legend, table
+from flwr_privacy.simulations.calibration.formulas import (
+    HEAD,
+    Calibration,
+    calibrate,
+    legend,
+    table,
+)
 
 DELTA = 1e-3
 
@@ -213,7 +220,8 @@ def test_the_command_shows_the_formulas_side_by_side(
         *("8.3527!", "8.3527!", "9.2569", "8.3527!", "8.3527!"),
     ]
     assert [line.split()[0] for line in lines[1:9]] == [mode.split()[0] for mode in MODES]
-    assert "\n".join(lines[9:]) == legend(200, 1.0)
+    assert "\n".join(lines[9:-2]) == legend(200, 1.0)
+    assert lines[-2] == "A run with noise=gdp_fixed: noise multiplier 6.79685."
 
 
 def test_the_command_scales_the_noise_to_what_is_released(command: Command) -> None:
@@ -265,7 +273,7 @@ def test_the_command_knows_of_secret_samples(command: Command) -> None:
         (("--epsilon", "8", "--clipping-norm", "0"), "clipping_norm = 0.0"),
         (
             ("mspdq", "--epsilon", "8"),
-            "scheme = 'mspdq': expected one of 'acfl-scfl', 'mspdq-ldp', 'udp'",
+            "scheme = 'mspdq': expected one of 'acfl', 'acfl-scfl', 'central-dp', 'm2fdp', ",
         ),
     ],
 )
@@ -377,3 +385,78 @@ def test_a_card_that_is_made_by_hand_verifies(command: Command, tmp_path: Path) 
     assert done.stdout.endswith(
         "answers: 1 charged, 0 answered, 1 never answered\nverified: 1 releases of 1 clients\n"
     )
+
+
+TREE = ("--set", "fanouts=2,2", "--set", "p=0.5")
+PLANNED = [
+    ("udp", ("--unit", "user"), ("--set", "unit=user")),
+    ("udp", ("--unit", "record"), ("--set", "unit=record")),
+    (
+        "udp",
+        ("--unit", "record", "--sampling-rate", "0.5"),
+        ("--set", "unit=record", "--set", "sampling_rate=0.5"),
+    ),
+    ("central-dp", (), ()),
+    ("central-dp", ("--set", "noise=server"), ("--set", "noise=server")),
+    ("m2fdp", ("--unit", "device", *TREE), ("--set", "unit=device", *TREE)),
+    (
+        "m2fdp",
+        ("--unit", "record", "--set", "sampling_rate=0.1", *TREE),
+        ("--set", "unit=record", "--set", "sampling_rate=0.1", *TREE),
+    ),
+    ("m2fdp-hfl-dp", ("--set", "fanouts=2,2"), ("--set", "fanouts=2,2")),
+    ("m2fdp-pedpfl", (), ()),
+    ("acfl", (), ("--task", "digits-rff")),
+    ("acfl", ("--set", "setup_share=0.3"), ("--task", "digits-rff", "--set", "setup_share=0.3")),
+]
+
+
+@pytest.mark.parametrize("drawn", [(), ("--per-round", "2")], ids=["all", "half"])
+@pytest.mark.parametrize(("scheme", "told", "ran"), PLANNED)
+def test_the_noise_that_is_printed_is_that_of_the_run(
+    command: Command,
+    tmp_path: Path,
+    scheme: str,
+    told: tuple[str, ...],
+    ran: tuple[str, ...],
+    drawn: tuple[str, ...],
+) -> None:
+    some = ("--fraction", "0.5") if drawn else ()
+    several = () if scheme == "udp" else ("--clients", "4")
+    budget = ("--epsilon", "6", "--delta", "1e-4", "--rounds", "2")
+    printed = command("calibrate", scheme, *budget, *several, *some, *told)
+    assert printed.returncode == 0, printed.stderr
+    start = ("run", "--engine", "inline", "--clients", "4", "--rounds", "2", "--scheme", scheme)
+    budget = ("--set", "epsilon=6", "--set", "delta=1e-4")
+    done = command(*start, *budget, *ran, *drawn, "--out", "r")
+    assert done.returncode == 0, done.stderr
+    card = json.loads((tmp_path / "r" / "privacy-card.json").read_text())
+    charged = {f"{release['charge']['noise_multiplier']:.6g}" for release in card["releases"]}
+    assert set(re.findall(r"noise multiplier ([0-9.e+-]+[0-9])", printed.stdout)) == charged
+    if scheme != "udp":
+        stated = {f"{epsilon:.6g}" for epsilon in card["epsilon"].values()}
+        found = re.findall(r"([0-9.]+) \((?:gdp|rdp|pld)\)", printed.stdout)
+        assert drawn or stated <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("central-dp", "--unit", "record"), "unit = 'record': expected one of 'user'"),
+        (("acfl", "--unit", "user"), "unit = 'user': expected one of 'record'"),
+        (("m2fdp", "--set", "fanouts=2,2", "--clients", "4"), "unit = None: expected unit=device"),
+        (("m2fdp", "--unit", "device"), "fanouts = None: expected the tree of aggregators"),
+        (("central-dp", "--records", "9"), "records = 9: expected nothing: it has no effect for"),
+        (("central-dp", "--fraction", "0"), "fraction = 0.0: expected a finite number from above"),
+        (("udp", "--unit", "user", "--clients", "9"), "clients = 9: expected nothing: it has no"),
+        (("udp",), "unit = None: expected one of 'record', 'user'"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused(
+    command: Command, arguments: tuple[str, ...], text: str
+) -> None:
+    done = command("calibrate", *arguments, "--epsilon", "8")
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert not done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1

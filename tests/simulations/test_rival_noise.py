@@ -9,8 +9,8 @@ from commands import Command
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from flwr_privacy.privacy.card import PrivacyCard
-from flwr_privacy.simulations import rival_noise
-from flwr_privacy.simulations.calibrate import Calibration, calibrate
+from flwr_privacy.simulations.calibration import rival_noise
+from flwr_privacy.simulations.calibration.formulas import Calibration, calibrate
 from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out
 from flwr_privacy.simulations.settings.run_folder import RunFolder

@@ -111,7 +111,7 @@ def _line(value: float, text: str, name: str = "epsilon") -> str:
     return f"{f'{name} {value:.5g}':20} {text}"
 
 
-def check_unit(unit: str) -> None:
+def check_unit(unit: str | None) -> None:
     """Refuse another unit than records, of which the rivals' claims are.
 
     Raises

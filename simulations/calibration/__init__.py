@@ -1,0 +1,1 @@
+"""The noise of schemes for a budget, and what it truly gives."""

@@ -1,0 +1,151 @@
+"""Computes the noise of a run from its settings, as the strategy plans it, without a training."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from flwr_privacy.accounting import ACCOUNTANTS, Charge, spent, supports
+from flwr_privacy.acfl.plan import ACFLPlan
+from flwr_privacy.acfl.terms import RECORD
+from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.m2fdp.plan import boundary_tier
+from flwr_privacy.simulations.app.server_app import build_strategy, initial_arrays
+from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.strategies import ACFL, M2FDP, CentralDP
+from flwr_privacy.udp import RecordLevel, UserLevel
+from flwr_privacy.udp.plan import UDPPlan
+
+__all__ = ["PlannedCharges", "planned_charges", "report", "run_multiplier"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedCharges:
+    """What the training costs some clients.
+
+    Parameters
+    ----------
+    clients : str
+        Which clients.
+    releases : tuple of (str, Charge, int)
+        The phase, the charge of one release, and how many of them a client pays at most.
+    """
+
+    clients: str
+    releases: tuple[tuple[str, Charge, int], ...]
+
+    def epsilons(self, delta: float) -> dict[str, float]:
+        """Return the epsilon of all releases together, by the accountants that know them."""
+        charges = [replace(charge, count=times) for _, charge, times in self.releases]
+        knowing = [name for name in ACCOUNTANTS if all(supports(c, name) for c in charges)]
+        return {name: spent(charges, delta=delta, accountant=name) for name in knowing}
+
+
+def planned_charges(settings: Settings) -> list[PlannedCharges]:
+    """Return what the training of some settings costs its clients.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the scheme has no noise that is planned in advance.
+    """
+    strategy, clients = build_strategy(settings, None), settings.clients or 1
+    rounds, q = settings.rounds, (settings.per_round or clients) / clients
+    if isinstance(strategy, CentralDP) and strategy.evaluation is not None:
+        allowed = "nothing here: how often a client evaluates is known when it is met"
+        raise InvalidParameterError("evaluation", "private", allowed)
+    if isinstance(strategy, CentralDP):
+        central = strategy.privacy.plan(strategy.clipping, rounds=rounds, q=q)
+        return list(_alike({"train": (central.charge(), central.releases)}))
+    if isinstance(strategy, ACFL) and strategy.privacy.noise == RECORD:
+        model = next(iter(initial_arrays(settings).values())).numpy()
+        coded = ACFLPlan(options=strategy.options, **_shape(model), rounds=rounds)
+        honest = 0 if settings.secure_sum is None else settings.secure_sum.parties_of(clients)
+        setup = coded.setup_terms(parties=honest).charge()
+        train = coded.gradient_terms(model, parties=honest).charge()
+        return list(_alike({"setup": (setup, 1), "train": (train, rounds)}))
+    if isinstance(strategy, M2FDP) and strategy.control is None and strategy.privacy.noised:
+        return list(_by_boundary(strategy, rounds))
+    allowed = "noise that is planned in advance, and so no m2fdp with control"
+    raise InvalidParameterError("scheme", settings.scheme, allowed)
+
+
+def run_multiplier(privacy: UserLevel | RecordLevel, *, rounds: int, q: float) -> float:
+    """Return the noise multiplier of the first round of a run of UDP without a secure sum.
+
+    Parameters
+    ----------
+    privacy : UserLevel or RecordLevel
+        What is protected, with its budget.
+    rounds : int
+        Rounds.
+    q : float
+        Fraction of the clients that is asked in a round.
+    """
+    return (
+        UDPPlan(privacy, None, (), rounds=rounds, q=q).terms([], {}, honest=1)[0].noise_multiplier
+    )
+
+
+def _shape(model: NDArray[Any]) -> dict[str, int]:
+    return dict(zip(("features", "labels"), model.shape, strict=True))
+
+
+def _alike(releases: Mapping[str, tuple[Charge | None, int]]) -> Iterator[PlannedCharges]:
+    """Yield what all clients pay alike; nothing without noise."""
+    noised = tuple(
+        (phase, charge, times) for phase, (charge, times) in releases.items() if charge is not None
+    )
+    if noised:
+        yield PlannedCharges(clients="each client", releases=noised)
+
+
+def _by_boundary(strategy: M2FDP, rounds: int) -> Iterator[PlannedCharges]:
+    """Yield what devices pay, those together whose noise enters at one tier at equal charges."""
+    plan = strategy.first_plan(rounds)
+    tree = plan.tree
+    found: Counter[tuple[int, tuple[tuple[Charge, int], ...]]] = Counter()
+    for leaf in tree.tiers[tree.depth - 1]:
+        paid: dict[int, Charge] = {}  # by period: its exchanges share a charge
+        for exchange in plan.exchanges:
+            asked = exchange.leaves.get(leaf)
+            charge = None if asked is None else plan.release_of(leaf, exchange).charge()
+            if asked is not None and charge is not None:
+                paid[asked.period] = charge
+        counted = Counter(paid.values())
+        found[boundary_tier(tree, leaf), tuple(counted.items())] += len(tree.children(leaf))
+    for (tier, charges), devices in found.items():
+        where = "the device" if tier == tree.depth else f"tier {tier}"
+        yield PlannedCharges(
+            clients=f"{devices} devices, noise at {where}",
+            releases=tuple(("train", charge, count * rounds) for charge, count in charges),
+        )
+
+
+def report(settings: Settings) -> str:
+    """Return the noise of a run and what it costs, as lines of text.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the scheme has no noise that is planned in advance.
+    """
+    promised = build_strategy(settings, None).guarantee()
+    delta, asked = promised.delta or 0.0, settings.per_round or settings.clients
+    lines = [
+        f"{settings.scheme}: {settings.rounds} rounds of {asked} of {settings.clients} clients",
+        f"protects {promised.protects} against {promised.adversary}",
+    ]
+    for cost in planned_charges(settings):
+        lines.append(f"{cost.clients}:")
+        for phase, charge, times in cost.releases:
+            sample = f", records sampled at {charge.sampling:.6g}" if charge.sampling < 1 else ""
+            lines.append(
+                f"  {phase}: noise multiplier {charge.noise_multiplier:.6g}{sample}, gap "
+                f"{charge.gap:.3g}; {times} releases at most"
+            )
+        told = [f"{value:.6g} ({name})" for name, value in cost.epsilons(delta).items()]
+        lines.append(f"  epsilon at delta {delta:g}: {', '.join(told)}")
+    return "\n".join(lines)
