@@ -11,6 +11,7 @@ from flwr_privacy.simulations.runner.progress import how_it_ended
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
 from .run_options import (
+    RUNS,
     AcceptLostRounds,
     Assignments,
     DataRoot,
@@ -90,7 +91,7 @@ def deploy(
         if policy is not None:
             check_policy(policy, members)
         folder = RunFolder.create(
-            out or next_folder(Path("runs"), settings),
+            out or next_folder(RUNS, settings),
             settings,
             engine="deployed",
             nodes=len(members),

@@ -12,6 +12,8 @@ from flwr_privacy.simulations.runner.jobs import Engine, carry_out
 from flwr_privacy.simulations.settings.card_run import opened
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
+from .run_options import RUNS
+
 __all__ = ["demo", "report", "verify"]
 
 
@@ -29,7 +31,7 @@ def report(
     """Write an HTML report on one or more runs, with the numbers as JSON beside it."""
     from flwr_privacy.simulations.reports.report import write_report
 
-    where = out or (runs[0] if len(runs) == 1 else Path("runs/report"))
+    where = out or (runs[0] if len(runs) == 1 else RUNS / "report")
     typer.echo(f"report: {write_report([opened(run) for run in runs], where)}")
 
 
@@ -69,7 +71,7 @@ def verify(
         Path | None,
         typer.Argument(
             help="Folder of a run, or a privacy card; by default the newest card in "
-            "flwr-privacy-runs."
+            "flwr-privacy-runs and runs."
         ),
     ] = None,
 ) -> None:
@@ -78,7 +80,7 @@ def verify(
     from flwr_privacy.strategies.state.card_folder import newest_card
 
     if run is None:
-        path = newest_card()
+        path = newest_card(RUNS)
         typer.echo(f"card: {path}")
     else:
         path = RunFolder(run).card_path if run.is_dir() else run

@@ -16,6 +16,7 @@ from flwr_privacy.simulations.settings.run_settings import (
 )
 
 __all__ = [
+    "RUNS",
     "AcceptLostRounds",
     "Assignments",
     "DataRoot",
@@ -61,6 +62,9 @@ AcceptLostRounds = Annotated[
         "that it lacks are given up; their charges stay on the privacy card.",
     ),
 ]
+RUNS = Path("runs")
+"""Where the commands put runs without `--out`."""
+
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")]
 
 

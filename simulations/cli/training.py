@@ -17,6 +17,7 @@ from flwr_privacy.simulations.runner.progress import how_it_ended, planned_round
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
 from .run_options import (
+    RUNS,
     AcceptLostRounds,
     Assignments,
     DataRoot,
@@ -140,7 +141,7 @@ def run(
         told: list[str] = []
         settings = settings_of(values, download=download, say=told.append)
         folder = RunFolder.create(
-            out or next_folder(Path("runs"), settings),
+            out or next_folder(RUNS, settings),
             settings,
             engine=where.name,
             nodes=where.nodes(settings),

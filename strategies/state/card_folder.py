@@ -26,8 +26,13 @@ def runs_folder() -> Path | None:
     return None if name in ("", NONE) else Path(name).expanduser().absolute()
 
 
-def newest_card() -> Path:
+def newest_card(*others: Path) -> Path:
     """Return the card that was written last of those that runs left by default.
+
+    Parameters
+    ----------
+    *others : Path
+        Further folders whose folders are runs.
 
     Raises
     ------
@@ -35,7 +40,8 @@ def newest_card() -> Path:
         If there is none.
     """
     parent = runs_folder()
-    cards = [] if parent is None else list(parent.glob(f"*/{CARD}"))
+    places = [*([] if parent is None else [parent]), *others]
+    cards = [card for place in places for card in place.glob(f"*/{CARD}")]
     if not cards:
         where = f"{RUNS_VARIABLE} = '{NONE}'" if parent is None else str(parent)
         allowed = f"the folder of a run or a card: there is no card in the default place, {where}"

@@ -145,6 +145,10 @@ def test_the_newest_card_is_found(runs: Path, monkeypatch: pytest.MonkeyPatch) -
     assert newest_card() == first
     os.utime(first, (0, 0))
     assert newest_card() == second
+    elsewhere = runs.parent / "others" / "run" / CARD
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.touch()
+    assert (newest_card(elsewhere.parent.parent), newest_card()) == (elsewhere, second)
     monkeypatch.setenv("FLWR_PRIVACY_RUNS", card_folder.NONE)
     with pytest.raises(InvalidParameterError, match="FLWR_PRIVACY_RUNS = 'none'"):
         newest_card()
