@@ -1,6 +1,5 @@
 """The command `check`: what a scheme changes in an app, what it takes from it, and the forecast."""
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +46,6 @@ def check(
     from flwr_privacy.simulations.inspector.inspection import inspect_app
     from flwr_privacy.simulations.inspector.wraps import Options, check_scheme
 
-    logging.getLogger("flwr.privacy").setLevel(logging.ERROR)  # the forecast is printed below
     options = Options(secure_sum=secure_sum, epsilon=epsilon, delta=delta, clients=clients)
     check_scheme(scheme, options)
     read = AppFolder.read(app)

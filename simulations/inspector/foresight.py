@@ -4,6 +4,9 @@ The strategy is the one that the change puts into the app. It runs inline with c
 train, and is stopped when it has made the forecast for its first round.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import numpy as np
@@ -72,9 +75,22 @@ def forecast_of(wrap: Wrap, found: Arrays, *, clients: int) -> str:
         raise AssertionError("nobody is asked to train")
 
     try:
-        run_inline(server, client, nodes=1)
+        with _quiet():
+            run_inline(server, client, nodes=1)
     except ForeseenError:
         return made[0]
     except FlwrPrivacyError as error:
         return f"forecast: there is none: {error}"
     return "forecast: there is none"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the stand-in's server logs to itself: the forecast is what is returned."""
+    logger = logging.getLogger("flwr.privacy")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -33,6 +33,7 @@ NAMES = [str(index) for index in range(CLIENTS)]
 class TestConformance(OwnClientConformance):
     strategy = SplitVFL
     on_ray: ClassVar[bool] = False
+    fraction: ClassVar[float] = 1.0  # all clients take part
     engine: ClassVar[dict[str, Any]] = {"insecure_seed": 5}
     options: ClassVar[dict[str, Any]] = {
         **{k: v for k, v in vertical.options(4).items() if k not in ("K", "T")},

@@ -92,6 +92,8 @@ class SchemeConformance:
         Whether replies are integers, among which a value that is not finite is one of another type.
     steps_alone : bool
         Whether the server goes on by itself in a round that nobody answers.
+    fraction : float
+        Share of the clients that a run can ask in a round.
     no_noise : dict
         Of a scheme that promises differential privacy: parameters with which its clients are asked
         for answers without noise.
@@ -109,6 +111,7 @@ class SchemeConformance:
     noise: ClassVar[float] = 0.0
     codes: ClassVar[bool] = False
     steps_alone: ClassVar[bool] = False
+    fraction: ClassVar[float] = 0.5
     no_noise: ClassVar[dict[str, Any]] = {}
 
     def app(self) -> ClientApp:
@@ -140,15 +143,15 @@ class SchemeConformance:
         assert list(inspect.signature(self.strategy.start).parameters) == list(expected)
 
     def test_it_takes_the_arguments_of_flowers_fedavg(self) -> None:
-        values = (0.5, 0.25, 3, 4, 5, "weight", "model", "settings")
+        values = (self.fraction, 0.25, 3, 4, 5, "weight", "model", "settings")
         mine, flowers = make(self.strategy, *values, **self.options), FlowerFedAvg(*values)
         for name in inspect.signature(FlowerFedAvg.__init__).parameters:
             if name not in ("self", "fraction_evaluate", "min_evaluate_nodes"):
                 assert getattr(mine, name) == getattr(flowers, name), name
 
     def test_it_is_the_same_whenever_it_is_repeated(self) -> None:
-        one = self.run(min_train_nodes=2, fraction_train=0.5)
-        other = self.run(min_train_nodes=2, fraction_train=0.5)
+        one = self.run(min_train_nodes=2, fraction_train=self.fraction)
+        other = self.run(min_train_nodes=2, fraction_train=self.fraction)
         assert same(one.arrays, other.arrays)
         times = {"seconds"}
         for line, twin in zip(one.history, other.history, strict=True):

@@ -55,7 +55,7 @@ def test_a_finished_run_and_a_crashed_one_are_told_apart(
     assert '<span class="failed">' in page
     done = command("deploy", "--resume", "finished")
     assert done.returncode == 2
-    assert "a run that was deployed and is not complete" in done.stderr
+    assert "a run that is not complete" in done.stderr
     assert start(tmp_path / "crashed", resume=True).summary["status"] == "completed"
 
 

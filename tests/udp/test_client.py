@@ -379,7 +379,7 @@ def test_the_users_own_error_says_nothing_of_the_data(caplog: pytest.LogCaptureF
         caplog.clear()
         result = run_strategy(strategy, app, nodes=nodes, num_rounds=1)
         assert result.history[1]["refused"] == {"failed": 4}
-        refusals = [r.getMessage() for r in caplog.records if "refused" in r.getMessage()]
+        refusals = [r.getMessage() for r in caplog.records if ": refused" in r.getMessage()]
         assert len(refusals) == 4
         assert not any("patient" in text for text in refusals)
         assert "patient 17" in caplog.text  # in the log of the node

@@ -138,7 +138,9 @@ def infer(
     strategy = UDP(privacy=level(epsilon, _STEP), **everybody(clients), rounds=rounds)
     start = partial(initialise, chosen.model, seed)
     model = train_inline(strategy, UDPClient, start, parts(coins), functional.cross_entropy, rounds)
-    noise = UDPNoisePlan(**budget(epsilon), rounds=rounds, q=1.0).noise_multiplier
+    noise = 0.0
+    if epsilon is not None:
+        noise = UDPNoisePlan(**budget(epsilon), rounds=rounds, q=1.0).noise_multiplier
     sigma = noise * sensitivity(
         RECORD_UNIT, clipping_norm=1.0, learning_rate=_STEP, records=records
     )

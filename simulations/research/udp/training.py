@@ -38,16 +38,15 @@ Records = tuple[NDArray[np.float32], NDArray[np.int64]]
 """Features and labels of a client."""
 
 
-def budget(epsilon: float | None) -> dict[str, Any]:
+def budget(epsilon: float) -> dict[str, Any]:
     """Return what a strategy is told of its budget."""
-    if epsilon is None:
-        return {"noise": NONE, "epsilon": 1.0, "delta": DELTA}  # the epsilon has no meaning
     return {"noise": "gdp_fixed", "epsilon": epsilon, "delta": DELTA}
 
 
 def level(epsilon: float | None, step: float = 1.0) -> RecordLevel:
-    """Return what a strategy protects, with the same budget."""
-    return RecordLevel(**budget(epsilon), learning_rate=step, clipping_norm=1.0)
+    """Return what a strategy protects, with the same budget; without epsilon there is no noise."""
+    spent = {"noise": NONE} if epsilon is None else budget(epsilon)
+    return RecordLevel(**spent, learning_rate=step, clipping_norm=1.0)
 
 
 def everybody(clients: int) -> dict[str, Any]:

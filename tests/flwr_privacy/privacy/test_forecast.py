@@ -151,7 +151,7 @@ def test_the_card_keeps_it() -> None:
     guarantee = Guarantee(scheme="udp", protects="data", adversary="all")
     card = PrivacyCard(experiment_id="e", guarantee=guarantee, forecast="forecast: it can learn")
     assert PrivacyCard.from_json(card.to_json()).forecast == "forecast: it can learn"
-    assert "<th>forecast</th><td>it can learn</td>" in card.to_html()
+    assert "<th>Forecast</th><td>it can learn</td>" in card.to_html()
     wrong = {**json.loads(card.to_json()), "forecast": 7}
     with pytest.raises(DataError, match="no privacy card"):
         PrivacyCard.from_json(json.dumps(wrong))

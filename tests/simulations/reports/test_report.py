@@ -69,7 +69,7 @@ def test_text_from_outside_is_escaped(make, tmp_path):
     evil = "<script>alert('x')</script>"
     run = make("a<b>", status="failed", error=evil, **{"strategy.note": evil})
     leave_card(run, protects=evil, void=evil, not_protected=(evil,))
-    other = make("b", late=1, scheme="<i>udp</i>")
+    other = make("b", late=1, **{"strategy.kind": "<i>udp</i>"})
     page, table = written(
         [run, other], tmp_path / "out", title=evil, about={evil: evil, "other": evil}
     )

@@ -256,7 +256,7 @@ def test_sizes_are_drawn_at_random_and_the_rest_is_left_out():
     [
         ({"sizes": [300], "clients": 5}, r"sizes = \[300\].*1500 of 1437 records"),
         ({"sizes": [0]}, r"partition\.sizes = 0"),
-        ({"sizes": 5}, r"partition\.sizes = 5: expected a list of integers"),
+        ({"sizes": 2.5}, r"partition\.sizes = 2\.5: expected integers, as 400,800"),
         ({"sizes": [5], "kind": "shards"}, r"expected nothing with shards.*iid and label-sets"),
         ({"sizes": [5], "kind": "label-sets"}, r"multiples of partition\.labels = 2"),
         ({"kind": "label-sets", "labels": 11}, r"partition\.labels = 11: expected at most 10"),
