@@ -117,7 +117,8 @@ class PrivateEvaluations:
         """Return the clients that were charged for as many evaluations as are planned."""
         evaluations = (r for r in self._strategy.releases if r.phase == EVALUATE)
         counts = Counter(client for release in evaluations for client in release.clients)
-        return {client for client, count in counts.items() if count >= planned}
+        used_up = {client for client, count in counts.items() if count >= planned}
+        return self._strategy.charge_log.with_addresses(used_up)
 
     def summed_next(self, instruction: Instruction, server_round: int, *, due: bool) -> Instruction:
         """Return a training's instruction; under a secure sum its clients deal for a second one."""

@@ -103,12 +103,12 @@ def _check_loader(loader: DataLoader[Any]) -> None:
     """Refuse what decides which records there are; say once what has no effect."""
     sampler = loader.sampler
     shuffled = type(sampler) is RandomSampler
-    if isinstance(sampler, RandomSampler) and (
-        sampler.replacement or sampler.num_samples != len(loader.dataset)  # type: ignore[arg-type]
-    ):
-        given = "a DataLoader that repeats or leaves out records"
+    if isinstance(sampler, RandomSampler) and sampler.replacement:
+        given = "a DataLoader that repeats records"
     elif type(sampler) not in (SequentialSampler, RandomSampler):
         given = f"a DataLoader with a {type(sampler).__name__}"
+    elif len(sampler) != len(loader.dataset):  # type: ignore[arg-type]
+        given = f"a DataLoader whose {type(sampler).__name__} leaves out records"
     elif loader.batch_size is None:  # where a batch_sampler is given, too
         given = "a DataLoader without automatic batches, or with batches of its own"
     elif loader.drop_last:

@@ -153,7 +153,10 @@ class CentralDPNoisePlan:
         """Noise multiplier of an evaluation; 0 where there is none."""
         if not self.evaluation_share:
             return 0.0
-        return self._least_noise(releases=self.evaluations) / math.sqrt(self.evaluation_share)
+        # By the accountant that adds it to the rounds.
+        accountant = "gdp" if self.sampling_rate == 1 else "rdp"
+        z = self._least_noise(releases=self.evaluations, accountant=accountant)
+        return z / math.sqrt(self.evaluation_share)
 
     @property
     def update_noise_multiplier(self) -> float:

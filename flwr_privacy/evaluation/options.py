@@ -29,7 +29,8 @@ class PrivateEvaluation:
         Largest mean loss of a client that counts; what is above counts as this. By default no loss
         is released: it costs a factor of ``sqrt(2)`` in noise. At user level only.
     accuracy : str, default "accuracy"
-        Name of the metric of the app's evaluation that is released, a number from 0 to 1.
+        Name of the metric of the app's evaluation that is released, a number from 0 to 1. At record
+        level one of `flwr_privacy.evaluation.caps.ACCURACIES`, such as "acc" or "eval_accuracy".
 
     Raises
     ------

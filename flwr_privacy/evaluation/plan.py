@@ -2,6 +2,9 @@
 
 import math
 
+from flwr_privacy.pipeline.mechanism import Facts
+from flwr_privacy.privacy.grid import CODE_LIMIT
+
 from .options import PrivateEvaluation
 from .terms import EvaluationTerms
 
@@ -26,6 +29,11 @@ def planned_terms(
     by_server: bool = False,
 ) -> EvaluationTerms:
     """Return the terms of an evaluation, on the coarsest grid that its noise allows.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is none.
 
     Parameters
     ----------
@@ -55,4 +63,8 @@ def planned_terms(
         terms.own_sigma() / _SHARE_STEPS,
         terms.sigma() / math.sqrt(_GAP / gap),
     )
-    return on(math.frexp(step)[1] - 1)
+    # As coarse as the codes of the noise need, which stays far below the noise.
+    room = math.frexp(terms.code_limit() / CODE_LIMIT)[1]
+    planned = on(max(math.frexp(step)[1] - 1, room))
+    planned.plan({}, Facts())  # what a client would refuse is refused now
+    return planned

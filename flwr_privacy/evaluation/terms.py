@@ -26,7 +26,7 @@ from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS
 
-from .caps import LARGEST_CAP
+from .caps import ACCURACIES, LARGEST_CAP
 from .sums import RECORDS_NAME, STATISTICS_NAME, EvaluationSum
 
 __all__ = ["EvaluationTerms"]
@@ -55,7 +55,8 @@ class EvaluationTerms(Mechanism):
     unit : {"record", "user"}
         What is protected.
     accuracy : str
-        Name of the metric that the app's evaluation returns.
+        Name of the metric that the app's evaluation returns; at record level one of
+        `flwr_privacy.evaluation.caps.ACCURACIES`.
     loss_cap : float, default 0.0
         Cap of the mean loss; 0 if the loss is not released. At user level only.
     noise_multiplier : float
@@ -92,7 +93,9 @@ class EvaluationTerms(Mechanism):
 
     Record level. An answer is the number of records that are right, minus half of the records. It
     moves by at most 1 if one record is replaced. The number of records is public, as in the
-    training. This assumes of the app's evaluation, which is trusted code on the node: that
+    training. The server names the metric, so only names of an accuracy are taken: one record moves
+    a mean of losses by any amount. This assumes of the app's evaluation, which is trusted code on
+    the node, of each metric that has such a name: that
     ``accuracy * num-examples`` is the number of its records that are right (it is rounded to a
     whole number), that one record decides over itself alone, and that the model was not changed. A
     mean of losses, of which only the mean is known, cannot be clipped record by record: there is no
@@ -118,6 +121,8 @@ class EvaluationTerms(Mechanism):
     def __post_init__(self) -> None:
         check_choice("unit", self.unit, (_RECORD, _USER))
         check_number("loss_cap", self.loss_cap, minimum=0, maximum=LARGEST_CAP)
+        if self.unit == _RECORD:
+            check_choice("accuracy", self.accuracy, ACCURACIES)
         if self.unit == _RECORD and self.loss_cap:
             raise InvalidParameterError(
                 "loss_cap", self.loss_cap, "none at record level: only the mean loss is known"

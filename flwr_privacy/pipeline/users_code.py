@@ -80,7 +80,7 @@ def run(
         if instead is None:
             raise stopped(store, experiment_id, error) from None
         logger.warning(
-            "client %s: its training counts as one that changed nothing: %s",
+            "client %s: what it was asked failed and counts as zero: %s",
             *(store.client_id, error),
         )
         return instead

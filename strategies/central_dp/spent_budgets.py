@@ -1,7 +1,7 @@
 """Counts which clients of a training under central DP have used up their budget."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.privacy.card import CardRelease
@@ -10,9 +10,7 @@ from flwr_privacy.wire.message import TRAIN
 __all__ = ["releases_of", "spent_clients", "why_too_few"]
 
 
-def spent_clients(
-    plan: CentralDPNoisePlan, releases: Iterable[CardRelease], names: Mapping[str, str]
-) -> set[str]:
+def spent_clients(plan: CentralDPNoisePlan, releases: Iterable[CardRelease]) -> set[str]:
     """Return the clients that were charged for as many trainings as their budget allows.
 
     Parameters
@@ -21,14 +19,10 @@ def spent_clients(
         The budget.
     releases : iterable of CardRelease
         Every charge so far.
-    names : Mapping of str to str
-        The clients of nodes that were asked before they said who they are, by address.
     """
     trainings = (release for release in releases if release.phase == TRAIN)
     counts = Counter(client for release in trainings for client in release.clients)
-    spent = {client for client, count in counts.items() if not plan.affordable(count)}
-    # A node that has said who it is goes by its address all the same under a user's own start.
-    return spent | {node for node, client in names.items() if client in spent}
+    return {client for client, count in counts.items() if not plan.affordable(count)}
 
 
 def why_too_few(

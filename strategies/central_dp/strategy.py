@@ -348,7 +348,8 @@ class CentralDP(SchemeStrategy):
         """Return the clients that were charged as often as their budget allows."""
         if self.plan is None or self._amplified:
             return set()
-        return spent_clients(self.plan, self.releases, self.charge_log.names)
+        spent = spent_clients(self.plan, self.releases)
+        return self.charge_log.with_addresses(spent)
 
     def stop(self) -> str:
         """Return why the training ends: the budget is used up."""

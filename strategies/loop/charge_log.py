@@ -5,7 +5,7 @@ asked that broke off in between is charged by the run that goes on: nobody knows
 answers were sent.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from flwr_privacy.accounting import Charge, fitting
@@ -135,6 +135,13 @@ class ChargeLog:
         self.releases, self.earlier = card.releases, card.guarantee
         self.forecast = card.forecast
         self.described = card.described
+
+    def with_addresses(self, clients: Collection[str]) -> set[str]:
+        """Return clients, and the addresses of their nodes.
+
+        A node that has said who it is goes by its address all the same under a user's own start.
+        """
+        return {*clients, *(node for node, client in self.names.items() if client in clients)}
 
     def _named(self, clients: Iterable[str]) -> set[str]:
         return {self.names.get(client, client) for client in clients}

@@ -1,5 +1,7 @@
 """Private evaluation under central DP: noise in shares, and by a trusted server."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 from apps import make, message_app, run_strategy
 from conformance import Killed
+from flwr.serverapp.strategy import Strategy
 
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.accountants import new_accountant
@@ -219,3 +222,38 @@ def test_answers_have_codes_and_nothing_else() -> None:
 
     run(make(Watching, noise="server", epsilon=9.0, evaluation="private"), num_rounds=1)
     assert seen[6:] == [({STATISTICS_NAME}, {"num-examples": 1})] * 6
+
+
+class OwnStart(CentralDP):
+    """A strategy with a `start` of the user's own."""
+
+    def start(self, *arguments: Any, **keywords: Any) -> Any:
+        return Strategy.start(self, *arguments, **keywords)
+
+
+def test_under_an_own_start_nobody_evaluates_more_often_than_planned() -> None:
+    options = {"fraction_train": 0.5, "evaluation": {"share": 0.5}, "rounds": 4}
+    strategy = make(OwnStart, noise="server", sampling="fixed", epsilon=2.0, **options)
+    run(strategy, num_rounds=14)
+    counts = Counter(
+        (release.phase, client) for release in strategy.releases for client in release.clients
+    )
+    assert strategy.plan is not None
+    assert max(counts.values()) == strategy.plan.evaluations == 4
+    assert 1.9 < strategy.card().guarantee.spent <= 2.0
+
+
+def test_the_largest_share_leaves_room_for_sampled_rounds() -> None:
+    plan = CentralDPNoisePlan(
+        noise="server",
+        sampling="poisson",
+        epsilon=0.5,
+        delta=1e-5,
+        rounds=200,
+        q=0.05,
+        evaluation_share=0.99,
+        evaluations=200,
+    )
+    evaluation = Charge(noise_multiplier=plan.evaluation_multiplier, count=200)
+    rounds = replace(plan.charge(), count=200)
+    assert spent([rounds, evaluation], delta=1e-5, accountant="rdp") <= 0.5

@@ -88,7 +88,7 @@ def test_the_noise_is_that_of_the_charge(unit: str, parties: int) -> None:
     assert plan.sigma == asked.sigma()
 
 
-@pytest.mark.parametrize("z", [0.01, 1.0, 2000.0])
+@pytest.mark.parametrize("z", [0.01, 1.0, 2000.0, 1e6])
 @pytest.mark.parametrize("parties", [0, 40])
 @pytest.mark.parametrize("unit", ["user", "record"])
 def test_the_planned_grid_costs_no_more_than_is_charged(unit: str, parties: int, z: float) -> None:
@@ -119,6 +119,8 @@ def test_a_server_that_names_a_coarse_grid_or_other_nonsense_is_refused() -> Non
         {"noise_multiplier": math.nan},
         {"unit": "device"},
         {"unit": "record", "loss_cap": 2.0},
+        {"unit": "record", "accuracy": "loss"},
+        {"unit": "record", "accuracy": "f1"},
         {"loss_cap": -1.0},
         {"epsilon": 0.0},
         {"delta": 1.0},

@@ -13,6 +13,7 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -105,6 +106,7 @@ EVERY = "every record of its Dataset once"
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "subset": ((DataLoader(PAIRS, sampler=SubsetRandomSampler([0, 1])),), EVERY),
     "fewer": ((DataLoader(PAIRS, sampler=RandomSampler(PAIRS, num_samples=3)),), EVERY),
+    "first": ((DataLoader(PAIRS, sampler=SequentialSampler(range(2))),), EVERY),
     "again": ((DataLoader(PAIRS, sampler=RandomSampler(PAIRS, replacement=True)),), EVERY),
     "drop_last": ((DataLoader(PAIRS, batch_size=4, drop_last=True),), "drop_last=True.*" + EVERY),
     "no batches": ((DataLoader(PAIRS, batch_size=None),), "without automatic batches"),
