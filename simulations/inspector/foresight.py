@@ -5,8 +5,6 @@ train, and is stopped when it has made the forecast for its first round.
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NoReturn
 
 import numpy as np
@@ -17,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 import flwr_privacy.clients
 from flwr_privacy.errors import FlwrPrivacyError
 from flwr_privacy.simulations.engines.inline import run_inline
+from flwr_privacy.simulations.engines.quiet import quiet
 from flwr_privacy.strategies import LoopOptions
 from flwr_privacy.strategies.requests.instruction import Instruction
 
@@ -75,22 +74,10 @@ def forecast_of(wrap: Wrap, found: Arrays, *, clients: int) -> str:
         raise AssertionError("nobody is asked to train")
 
     try:
-        with _quiet():
+        with quiet(logging.ERROR):  # the forecast is what is returned
             run_inline(server, client, nodes=1)
     except ForeseenError:
         return made[0]
     except FlwrPrivacyError as error:
         return f"forecast: there is none: {error}"
     return "forecast: there is none"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what the stand-in's server logs to itself: the forecast is what is returned."""
-    logger = logging.getLogger("flwr.privacy")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.engines.quiet import quiet
 from flwr_privacy.simulations.tasks.data import load
 from flwr_privacy.simulations.tasks.linear_tasks import BoundedMap
 from flwr_privacy.simulations.tasks.task_list import TASKS as ALL_TASKS
@@ -241,21 +242,11 @@ def listen(devices: Devices, *, noise: str, rounds: int, secure: bool = False) -
 
     app = acfl_client_app(data_of, features=embed)
     start = ArrayRecord({"weights": Array(devices.start)})
-    with closing(InlineGrid(app, count)) as grid, _silent(), acting_as_server(grid.run_id):
+    grid = InlineGrid(app, count)
+    # No rounds, nor that a sum was not opened because too many were late.
+    with closing(grid), quiet(logging.ERROR), acting_as_server(grid.run_id):
         strategy.start(grid, start, num_rounds=rounds)
     return strategy.kept.heard(count)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Log no rounds, nor that a sum was not opened because too many were late."""
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @dataclass(eq=False)

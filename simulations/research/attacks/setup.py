@@ -1,8 +1,6 @@
 """Shared by all attacks: clients with a few records each, and rounds that are recorded."""
 
-import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from flwr_privacy.clients.torch import get_arrays, initialise, set_arrays, train
 from flwr_privacy.errors import check_integer
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.engines.quiet import quiet
 from flwr_privacy.simulations.tasks import tasks
 from flwr_privacy.simulations.tasks.data import load
 from flwr_privacy.strategies import SchemeStrategy
@@ -27,7 +26,7 @@ from flwr_privacy.wire.message import RECORD, Fields, Header
 
 from .inversion import Matches, best_matches
 
-__all__ = ["AttackOptions", "AttackSetup", "HeardExchange", "Report", "listen", "quiet"]
+__all__ = ["AttackOptions", "AttackSetup", "HeardExchange", "Report", "listen"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,15 +305,3 @@ def _client_app(setup: AttackSetup, client: type[SchemeClient]) -> ClientApp:
 
 def _arrays(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     return {name: array.numpy() for name, array in record.items()}
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the rounds' log from between the results."""
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -27,7 +27,7 @@ from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.engines.inline.pinned_nodes import tree_nodes
-from flwr_privacy.simulations.research.attacks.setup import quiet
+from flwr_privacy.simulations.engines.quiet import quiet
 from flwr_privacy.strategies import M2FDP, DeviceNoise, WorstDrift
 from flwr_privacy.wire.identity import client_id_from, stream
 from flwr_privacy.wire.message import RECORD

@@ -23,8 +23,8 @@ from flwr_privacy.errors import check_integer
 from flwr_privacy.m2fdp import Asked, Drift, EventSchedule, TierTree, Upload
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.engines.quiet import quiet
 from flwr_privacy.simulations.research.attacks.audit import GaussianAudit, gaussian_audit
-from flwr_privacy.simulations.research.attacks.setup import quiet
 from flwr_privacy.strategies import M2FDP, DeviceNoise, LemmaDrift, LoopOptions, WorstDrift
 from flwr_privacy.strategies.m2fdp.simulated_aggregators import SimulatedAggregators
 from flwr_privacy.strategies.requests.instruction import Instruction, noting

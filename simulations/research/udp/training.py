@@ -15,7 +15,7 @@ from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.clients.torch import get_arrays, set_arrays, train_per_record
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
-from flwr_privacy.simulations.research.attacks.setup import quiet
+from flwr_privacy.simulations.engines.quiet import quiet
 from flwr_privacy.strategies import UDP, RecordLevel
 from flwr_privacy.udp import NONE
 from flwr_privacy.wire.arrays import Arrays
