@@ -38,8 +38,8 @@ from flwr_privacy.m2fdp import (
     TreeModels,
     guarantee_of,
 )
+from flwr_privacy.m2fdp.forecast import forecast_of
 from flwr_privacy.m2fdp.plan import STEP_RULES
-from flwr_privacy.m2fdp.planned_noise import forecast_of
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.privacy.guarantee import Guarantee

@@ -16,7 +16,7 @@ from flwr_privacy.m2fdp import (
     TierSums,
     TierTree,
 )
-from flwr_privacy.m2fdp.planned_noise import device_sigma
+from flwr_privacy.m2fdp.forecast import device_sigma
 from flwr_privacy.wire.files import write_text
 
 __all__ = ["TREE", "TierLog"]

@@ -9,7 +9,8 @@ import pytest
 
 from flwr_privacy.acfl.terms import GradientTerms
 from flwr_privacy.errors import DataError, InvalidParameterError
-from flwr_privacy.m2fdp import DeviceNoise, EventSchedule, M2FDPRoundPlan, TierTree, planned_noise
+from flwr_privacy.m2fdp import DeviceNoise, EventSchedule, M2FDPRoundPlan, TierTree
+from flwr_privacy.m2fdp.forecast import forecast_of as forecast_of_tree
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.forecast import LIMITS, Forecast
 from flwr_privacy.privacy.guarantee import Guarantee
@@ -117,7 +118,7 @@ def test_the_noise_of_a_tree_is_that_of_its_nodes(p: float, events: dict[int, in
                 variance += (release.multiplier * 2 * plan.bound(release.steps) / 3 / 2) ** 2
             else:
                 variance += 3 * (release.multiplier * 2 * plan.bound(release.steps) / 6) ** 2
-    found = planned_noise.forecast_of(plan, weights=50, devices=6)
+    found = forecast_of_tree(plan, weights=50, devices=6)
     assert found.ratio == pytest.approx(math.sqrt(variance) / plan.bound(4))
     assert (found.rounds, found.own_noise) == (10, p < 1)
     assert ("more trusted aggregators" in found.remedies) == (p < 1)
@@ -125,9 +126,7 @@ def test_the_noise_of_a_tree_is_that_of_its_nodes(p: float, events: dict[int, in
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_half_of_the_devices_have_more_noise_each(p: float) -> None:
-    every, half = (
-        planned_noise.forecast_of(tree_plan(p, {}), weights=50, devices=n) for n in (6, 3)
-    )
+    every, half = (forecast_of_tree(tree_plan(p, {}), weights=50, devices=n) for n in (6, 3))
     assert half.ratio / every.ratio == pytest.approx(2.0 if p else math.sqrt(2))
 
 
