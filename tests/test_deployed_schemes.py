@@ -56,9 +56,7 @@ SCHEMES = {
     "fedvs": settings_of("fedvs", "digits-rows", strategy={"evaluate_every": ROUNDS}),
     "central-dp": settings_of("central-dp", strategy={"epsilon": 50.0}),
     # Codes that each client sends by itself, in several exchanges of a round:
-    "mspdq-open": settings_of(
-        "mspdq", rounds=1, strategy={"bits": 8, "bound": 4.0, "mixing_rounds": 2}
-    ),
+    "mspdq-open": settings_of("mspdq", rounds=1, strategy={"bits": 8, "mixing_rounds": 2}),
     # How long a round is goes with the questions:
     "m2fdp-control": settings_of(
         "m2fdp",
