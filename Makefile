@@ -8,6 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 unexport PYTHONDONTWRITEBYTECODE
 # Files with tests that start an engine: to collect all others too takes as long as some of these.
 ENGINES = $(shell grep -rlE "mark\.(ray|deployed)|Conformance" tests --include='test_*.py')
+LONG = $(shell grep -rl "mark\.long" tests --include='test_*.py')
 
 # Two processes, and what each prints together, where make knows that (GNU make 4).
 BOTH = $(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
@@ -25,19 +26,22 @@ demo: $(STAMP)
 
 # Two at a time. Of the tests that start an engine, which take both cores by themselves, a few.
 test: $(STAMP)
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not ray and not deployed"
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not ray and not deployed and not long"
 	$(BOTH) smoke-ray smoke-deployed
 
-# All schemes on Ray beside all schemes, and all faults, on a SuperLink and SuperNodes of their own.
-# Either process starts its engine once; what each of them prints comes when it ends.
+# All schemes on Ray, then the long tests, beside all schemes, and all faults, on a SuperLink and
+# SuperNodes of their own. What each of the two processes prints comes when it ends.
 test-deploy: $(STAMP)
-	$(BOTH) all-ray all-deployed
+	$(BOTH) all-long all-deployed
 
 smoke-%: $(STAMP)
 	$(BIN)/pytest -m "$* and smoke" $(ENGINES)
 
 all-%: $(STAMP)
 	$(BIN)/pytest -m "$* and not smoke" $(ENGINES)
+
+all-long: all-ray
+	$(BIN)/pytest -m long $(LONG)
 
 # mypy does not follow setuptools' package-dir mapping, so it sees the packages through links.
 check: $(STAMP)

@@ -19,7 +19,7 @@ from flwr_privacy.simulations.engines.flower_processes import is_free
 from flwr_privacy.simulations.engines.process_supervisor import descendants
 from flwr_privacy.wire.pins import Identity
 
-pytestmark = [pytest.mark.deployed, pytest.mark.smoke]
+pytestmark = pytest.mark.deployed
 
 APP = Path(__file__).parent / "deployed"
 NODES: list[dict[str, str | float]] = [
@@ -57,6 +57,7 @@ def programs(deployment: Deployment) -> list[str]:
     return [name for name in names for p in deployment.processes() if f"/{name} " in p.command]
 
 
+@pytest.mark.smoke
 def test_a_node_can_leave_and_come_back(deployment: Deployment) -> None:
     wait_until_online(deployment, 3)
     deployment.stop(1)
@@ -68,6 +69,7 @@ def test_a_node_can_leave_and_come_back(deployment: Deployment) -> None:
     wait_until_online(deployment, 3)
 
 
+@pytest.mark.smoke
 def test_fedavg_trains_on_three_nodes(deployment: Deployment) -> None:
     """The server knows their keys, with which they sign who they are."""
     out, pins = deployment.folder / "out.json", deployment.folder / "pins.toml"
@@ -112,6 +114,7 @@ def test_mspdq_mixes_on_three_nodes_and_the_server_opens_two_sums(deployment: De
         np.testing.assert_allclose(array, expected, atol=0.01)
 
 
+@pytest.mark.smoke
 def test_udp_trains_on_three_nodes_and_each_keeps_its_own_ledger(deployment: Deployment) -> None:
     """The third node's policy allows one of the two releases that the budget is meant for."""
     (deployment.folder / "policy.toml").write_text("max_epsilon = 7.0\n")
@@ -138,6 +141,7 @@ def test_udp_trains_on_three_nodes_and_each_keeps_its_own_ledger(deployment: Dep
     assert "max_epsilon = 7 at delta 1e-05: with this release epsilon would be 8" in log
 
 
+@pytest.mark.smoke
 def test_the_superlink_speaks_to_nobody_without_tls(deployment: Deployment) -> None:
     plain = http.client.HTTPConnection(HOST, deployment.port, timeout=5)
     plain.request("GET", "/health")
@@ -145,6 +149,7 @@ def test_the_superlink_speaks_to_nobody_without_tls(deployment: Deployment) -> N
         plain.getresponse()
 
 
+@pytest.mark.smoke
 def test_its_certificate_is_only_good_with_the_root_certificate(deployment: Deployment) -> None:
     stranger = http.client.HTTPSConnection(
         HOST, deployment.port, timeout=5, context=ssl.create_default_context()
@@ -157,17 +162,20 @@ def test_its_certificate_is_only_good_with_the_root_certificate(deployment: Depl
     assert trusting.getresponse().status == 200
 
 
+@pytest.mark.smoke
 def test_an_app_that_fails_is_an_error_with_its_log(deployment: Deployment) -> None:
     with pytest.raises(DeploymentError, match="ended as finished:failed") as error:
         deployment.run(APP, run_config={"scheme": "no such scheme"})
     assert "KeyError: 'no such scheme'" in str(error.value)
 
 
+@pytest.mark.smoke
 def test_a_run_that_is_refused_is_an_error(deployment: Deployment) -> None:
     with pytest.raises(DeploymentError, match="ended as refused"):
         deployment.run(APP, run_config={"no such key": 1})
 
 
+@pytest.mark.smoke
 def test_a_killed_node_and_an_interrupted_run_leave_nothing_behind(tmp_path: Path) -> None:
     everything: set[int] = set()
 
@@ -189,6 +197,7 @@ def test_a_killed_node_and_an_interrupted_run_leave_nothing_behind(tmp_path: Pat
     assert is_free(own.port)
 
 
+@pytest.mark.smoke
 def test_a_process_that_ends_by_itself_ends_the_run(tmp_path: Path) -> None:
     def crash() -> None:
         for process in own.processes():

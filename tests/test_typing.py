@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long  # mypy reads all of the package
+
 ROOT = Path(__file__).parents[1]
 RIGHT = [
     "FedAvg(0.5, 1.0, 2, loop=LoopOptions(seed=1))",

@@ -54,6 +54,7 @@ def train(federation: SmallFederation, draws: random.Random, **shares: float) ->
     return grid.changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", FEDERATIONS)
 def test_changed_messages_are_refused(name: str, direction: str) -> None:

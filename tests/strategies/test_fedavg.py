@@ -22,7 +22,6 @@ from flwr_privacy.strategies import FedAvg, LoopOptions
 class TestFedAvg(WrapsConformance):
     strategy = FedAvg
     client = FedAvgClient
-    alone_on_ray = True
 
     @pytest.mark.smoke
     @pytest.mark.ray

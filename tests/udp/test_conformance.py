@@ -13,6 +13,7 @@ class TestUDP(WrapsConformance):
     client = UDPClient
     options: ClassVar[dict[str, Any]] = {"rounds": 3, "experiment_id": "e"}
     engine: ClassVar[dict[str, Any]] = {"insecure_seed": 7}
+    alone_on_ray = True
     exact_cohorts = True
     codes = True
     # Three rounds with three of four clients at an epsilon without meaning: little noise is left.

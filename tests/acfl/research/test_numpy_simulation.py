@@ -309,6 +309,7 @@ def less(first: Array, second: Array, errors: float = 4.0) -> bool:
     return bool(differences.mean() < -errors * error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("p", [0.2, 0.4])
 def test_F14_the_order_on_the_papers_data(p: float) -> None:
     losses, weights = on_the_papers_data(p)
@@ -326,6 +327,7 @@ def test_F14_the_order_on_the_papers_data(p: float) -> None:
     assert (np.diff(weights[::100]) < 0).all()
 
 
+@pytest.mark.long
 def test_F15_the_order_at_equal_epsilon() -> None:
     levels = (0.1, 1.0, 5.0, 10.0)
     methods: dict[Any, dict[str, Any]] = {"uncoded": {"alpha": 0.0}}

@@ -37,6 +37,8 @@ from flwr_privacy.simulations.reliability.page_sections import long_rows
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.strategies.participants import Participants
 
+pytestmark = pytest.mark.long
+
 # -- What is found in order ----------------------------------------------------------------------
 
 

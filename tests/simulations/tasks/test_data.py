@@ -431,6 +431,7 @@ def test_checksums_are_md5():
     assert labels == "27ae3e4e09519cfbb04c329615203637"
 
 
+@pytest.mark.long
 @pytest.mark.skipif("FLWR_PRIVACY_DATA" not in os.environ, reason="FLWR_PRIVACY_DATA is not set")
 @pytest.mark.parametrize(
     ("name", "shape", "counts"),

@@ -95,6 +95,7 @@ def test_a_run_that_fails_otherwise_is_an_error(
         train(steps, tmp_path / "out", seeds=[0], engine=INLINE)
 
 
+@pytest.mark.long
 def test_several_runs_at_a_time_give_the_same(
     steps: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
