@@ -79,9 +79,7 @@ def test_a_run_leaves_its_folder_and_two_can_be_compared(command: Command, tmp_p
     assert len(json.loads((tmp_path / "both" / "report.json").read_text())["runs"]) == 2
 
 
-@pytest.mark.parametrize(
-    "workers", [(), pytest.param(("--workers", "2"), marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("workers", [(), pytest.param(("--workers", "2"), marks=pytest.mark.long)])
 def test_killed_in_the_middle_it_resumes_to_the_same_model(
     command: Command, tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
