@@ -163,8 +163,9 @@ class PrivateEvaluations:
         total, _ = self._strategy.collect(EVALUATE, replies)
         if not isinstance(total, EvaluationSum):
             return None
-        # Where everybody is charged it is a secret who answered.
-        most = math.inf if request.charged is not None else float(len(total.clients))
+        # Where everybody is charged it is a secret who answered; of records it is how many.
+        secret = request.charged is not None or request.terms.unit == "record"
+        most = math.inf if secret else float(len(total.clients))
         sigmas = request.sigmas(total.clients)
         return MetricRecord(dict(estimated(total, request.terms, sigmas, most=most))) or None
 
