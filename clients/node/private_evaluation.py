@@ -47,7 +47,7 @@ class EvaluatingClient(SchemeClient):
         ProtocolError, InvalidParameterError
             If the request is none of a private evaluation, or unfit.
         """
-        return Release(mechanism=self._asked(fields), work=lambda _, __: evaluate())
+        return Release(mechanism=self.asked_evaluation(fields), work=lambda _, __: evaluate())
 
     def evaluation_terms(self, fields: Fields) -> "EvaluationTerms":
         """Return the terms of a private evaluation; by default those of the app's metrics."""
@@ -55,7 +55,14 @@ class EvaluatingClient(SchemeClient):
 
         return records.read(EvaluationTerms, fields)
 
-    def _asked(self, fields: Fields) -> "EvaluationTerms":
+    def asked_evaluation(self, fields: Fields) -> "EvaluationTerms":
+        """Return the terms of a request, if it is of a private evaluation that suits the scheme.
+
+        Raises
+        ------
+        ProtocolError, InvalidParameterError
+            As `release_of_evaluation`.
+        """
         if not is_private(fields):
             raise ProtocolError(
                 f"a client under the scheme '{self.scheme}' releases nothing of an evaluation but "
