@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 
-from .caps import LABEL_PREFIX
 from .sums import EvaluationSum
 from .terms import LABEL_WEIGHT, EvaluationTerms
 
@@ -12,10 +11,13 @@ __all__ = ["estimated", "half_width", "interval"]
 _Z = 1.959963984540054
 """Half of the width of a two-sided interval of 95 %, in standard deviations."""
 
+_ENDS = ("", "_low", "_high")
+"""Endings of the names of a value and the ends of its interval."""
+
 
 def estimated(
     total: EvaluationSum, terms: EvaluationTerms, sigmas: Iterable[float], *, most: float
-) -> dict[str, float]:
+) -> dict[str, float | list[float]]:
     """Return the metrics of an evaluation.
 
     Parameters
@@ -31,14 +33,14 @@ def estimated(
 
     Returns
     -------
-    dict of str to float
+    dict of str to float, or list of float
         The accuracy under its name, and its 95 % interval as ``..._low`` and ``..._high``: it
         covers the noise, not the choice of the records that were evaluated. The same of ``loss``.
         At user level the accuracy is the mean over clients, and ``evaluated`` the noised number
         of clients that evaluated; at record level it is over all records, and ``evaluated`` is the
-        number of records, with noise where that is protected. For each label ``label-0``, ... is
-        the mean share over clients, or the number of records, with its interval. Empty if nobody
-        evaluated.
+        number of records, with noise where that is protected. ``label_histogram`` has for each
+        label the mean share over clients, or the number of records, and lists of the same length
+        their intervals. Empty if nobody evaluated.
     """
     sigma, sums = math.hypot(*sigmas), total.statistics().tolist()
     if terms.counted:
@@ -59,18 +61,18 @@ def estimated(
     for name, scale in ((terms.accuracy, 1.0), ("loss", terms.loss_cap))[: terms.released]:
         shares = estimate(values.pop(0), sigma, -0.5, 0.5)
         found[name] = [scale * (share + 0.5) for share in shares]
-    noise = sigma / LABEL_WEIGHT
-    for label, value in enumerate(entry / LABEL_WEIGHT for entry in values):
-        name = f"{LABEL_PREFIX}{label}"
-        if terms.unit == "record":
-            found[name] = [max(0.0, value + shift * _Z * noise) for shift in (0, -1, 1)]
-        else:
-            found[name] = estimate(value, noise, 0.0, 1.0)
-    metrics = {
+    metrics: dict[str, float | list[float]] = {
         f"{name}{end}": number
         for name, numbers in found.items()
-        for end, number in zip(("", "_low", "_high"), numbers, strict=True)
+        for end, number in zip(_ENDS, numbers, strict=True)
     }
+    noise, labels = sigma / LABEL_WEIGHT, [value / LABEL_WEIGHT for value in values]
+    if terms.unit == "record":
+        bars = [[max(0.0, n + shift * _Z * noise) for shift in (0, -1, 1)] for n in labels]
+    else:
+        bars = [estimate(share, noise, 0.0, 1.0) for share in labels]
+    for end, heights in zip(_ENDS, zip(*bars, strict=True), strict=False):
+        metrics[f"label_histogram{end}"] = list(heights)
     return {**metrics, "evaluated": evaluated}
 
 
