@@ -126,7 +126,8 @@ def exact_scores(features: _Array, model: _Array) -> _Array:
     _, exponent = math.frexp(float(np.abs(model).max()))
     scaled = np.rint(np.ldexp(np.where(rows, features, 0.0), bits - exponents))
     weights = np.rint(np.ldexp(model, bits - exponent))
-    scores = np.ldexp(scaled @ weights, exponents + exponent - 2 * bits)
+    with np.errstate(over="ignore"):  # infinity is no number
+        scores = np.ldexp(scaled @ weights, exponents + exponent - 2 * bits)
     return np.where(rows, scores, np.nan)
 
 
