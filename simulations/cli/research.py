@@ -102,6 +102,15 @@ def calibrate(
         records=records,
         sampling_rate=sampling_rate,
     )
+    budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "clipping_norm": clipping_norm}
+    own: dict[str, Any] = {"learning_rate": learning_rate, "sampling_rate": sampling_rate}
+    plan = run_plan(
+        RecordLevel(**budget, **own) if unit == "record" else UserLevel(**budget),
+        evaluation,
+        rounds=rounds,
+        q=fraction,
+        evaluation_q=evaluating,
+    )
     rows = table(
         formulas(
             epsilon=epsilon,
@@ -118,15 +127,6 @@ def calibrate(
     )
     typer.echo(rows)
     typer.echo(legend(rounds, fraction, sampling_rate=sampling_rate))
-    budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "clipping_norm": clipping_norm}
-    own: dict[str, Any] = {"learning_rate": learning_rate, "sampling_rate": sampling_rate}
-    plan = run_plan(
-        RecordLevel(**budget, **own) if unit == "record" else UserLevel(**budget),
-        evaluation,
-        rounds=rounds,
-        q=fraction,
-        evaluation_q=evaluating,
-    )
     noise = plan.terms([], {}, honest=1)[0].noise_multiplier
     aside = "is for noise on a grid"
     typer.echo(f"A run with noise=gdp_fixed: noise multiplier {noise:.6g}.")

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from flwr_privacy.errors import CheckpointError, InvalidParameterError
+from flwr_privacy.errors import CheckpointError, InvalidParameterError, check_choice
 from flwr_privacy.evaluation import PrivateEvaluation
+from flwr_privacy.evaluation.caps import ACCURACIES
 from flwr_privacy.m2fdp import DeviceNoise, PaperNoise, RecordNoise, TierPrivacy, TierTree
 
 __all__ = ["check_calibrated", "check_evaluated", "plain", "tree_of"]
@@ -77,6 +78,8 @@ def check_evaluated(privacy: TierPrivacy, evaluation: PrivateEvaluation | None) 
         raise InvalidParameterError(
             "evaluation", type(evaluation).__name__, f"None with {kind}: {reason}"
         )
+    if isinstance(privacy, RecordNoise):
+        check_choice("accuracy", evaluation.accuracy, ACCURACIES)
     if isinstance(privacy, RecordNoise) and evaluation.loss_cap is not None:
         raise InvalidParameterError(
             "loss_cap",
