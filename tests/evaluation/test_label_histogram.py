@@ -2,10 +2,12 @@
 
 import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from drop_in import PAGE
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
@@ -248,3 +250,15 @@ def test_intervals_hold_the_value_in_95_of_100_evaluations(unit: str, secret: bo
     # Three standard errors of 400 draws below 95 %: 0.95 - 3 * 0.011.
     assert min(hits.values()) / draws > 0.917
     assert max(hits.values()) / draws < 0.99
+
+
+def test_the_example_of_the_page_counts_labels_as_an_evaluation_takes_them() -> None:
+    (example,) = re.findall(r"```python histogram\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    places: dict[str, Any] = {"np": np, "accuracy": 0.5, "labels": np.array([3, 9, 3, 0])}
+    exec(example, places)
+    for unit in ("user", "record"):
+        measured = terms(unit, 10).measure({}, places["metrics"])
+        weights = {"user": [1, 2, 1], "record": [4, 8, 4]}[unit]
+        expected = np.zeros(10)
+        expected[[0, 3, 9]] = np.array(weights) / 8
+        assert measured.statistics[-10:] == pytest.approx(expected)
