@@ -490,7 +490,8 @@ def check_printed(
     if scheme != "udp":
         stated = {f"{epsilon:.6g}" for epsilon in card["epsilon"].values()}
         found = re.findall(r"([0-9.]+) \((?:gdp|rdp|pld)\)", printed.stdout)
-        assert drawn or stated <= set(found)
+        # Who is not asked each time spends less than what is planned at most.
+        assert drawn or told == SOME or stated <= set(found)
     return dict(card)
 
 
