@@ -172,7 +172,7 @@ class PrivateEvaluations:
         found = estimated(total, request.terms, request.sigmas(total.clients), most=most)
         if found:
             logger.info("private evaluation: %s", in_words(found))
-        return MetricRecord(found) or None
+        return MetricRecord({**found}) or None
 
     def _assigned(self, grid: Grid, server_round: int, without: Collection[str]) -> Assigned:
         strategy = self._strategy
