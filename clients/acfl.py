@@ -6,7 +6,7 @@ checked against the node's policy and charged as everywhere; see `flwr_privacy.p
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from flwr.app import Context
@@ -20,9 +20,10 @@ from flwr_privacy.acfl.release import CodedGradient, LocalCodedData
 from flwr_privacy.acfl.terms import MOMENTS, RAW, DataTerms, GradientTerms, SetupTerms
 from flwr_privacy.clients.acfl_data import PreparedData
 from flwr_privacy.clients.node.adapters import own_client_app
-from flwr_privacy.clients.node.base import SchemeClient, Train
+from flwr_privacy.clients.node.base import Evaluate, Train
 from flwr_privacy.clients.node.data_cache import DataCache
 from flwr_privacy.clients.node.dispatch import discreet
+from flwr_privacy.clients.node.private_evaluation import EvaluatingClient
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError, check_choice
 from flwr_privacy.pipeline.mechanism import EXPERIMENT, ROUND, Facts, NoFactsError, Release
 from flwr_privacy.privacy.averaging import WeightedMean
@@ -31,6 +32,9 @@ from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import TRAIN, Fields
+
+if TYPE_CHECKING:
+    from flwr_privacy.evaluation.terms import EvaluationTerms
 
 __all__ = ["ACFLClient", "Data", "DataLimits", "acfl_client_app"]
 
@@ -43,7 +47,7 @@ Data = tuple[ArrayLike, ArrayLike]
 _prepared: DataCache[PreparedData] = DataCache()
 
 
-class ACFLClient(SchemeClient):
+class ACFLClient(EvaluatingClient):
     """Client half of `flwr_privacy.strategies.ACFL`.
 
     Parameters
@@ -77,15 +81,17 @@ class ACFLClient(SchemeClient):
     shares, or exact gradients that only a secure sum protects, the client answers only within one.
     What is exact, a client gives only if its node's operator lists the scheme in
     ``allow_unprotected`` or it is simulated, and never if the policy has ``max_epsilon`` or
-    ``units``. Not covered: the number of records; that data lie beyond a bound that the server
-    names, which ends the experiment for the node and is charged: give the client `limits` of its
-    own, or ``excess="clip"``.
+    ``units``. An evaluation is of the data that it trains on, without their bounds
+    (`flwr_privacy.acfl.evaluation.LinearEvaluation`). Not covered: the number of records; that data
+    lie beyond a bound that the server names, which ends the experiment for the node and is charged:
+    give the client `limits` of its own, or ``excess="clip"``.
     """
 
     scheme: ClassVar[str] = "acfl"
     guarantees_dp: ClassVar[bool] = True
     phases: ClassVar[frozenset[str]] = frozenset({SETUP, TRAIN})
     sums: ClassVar[str] = "may"
+    secret_records: ClassVar[bool] = True  # one record more or less is protected
 
     def __init__(
         self,
@@ -127,6 +133,28 @@ class ACFLClient(SchemeClient):
             facts=self._facts,
         )
 
+    def release_of_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Release:
+        """Return the release of what the client says of a model on its own data."""
+        return Release(
+            mechanism=self.asked_evaluation(fields),
+            work=lambda _, __: tables(*self._given()),
+            facts=self._facts,
+        )
+
+    def evaluation_terms(self, fields: Fields) -> "EvaluationTerms":
+        """Return the terms of an evaluation of the linear model.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the server's features are made by another map.
+        """
+        from flwr_privacy.acfl.evaluation import LinearEvaluation  # late: most are not asked
+
+        terms = records.read(LinearEvaluation, fields)
+        self._check_map(terms.feature_map)
+        return terms
+
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return an empty sum of what is asked for."""
         if phase == SETUP:
@@ -141,12 +169,14 @@ class ACFLClient(SchemeClient):
         """Refuse terms that this client does not allow, whatever its data are."""
         if not terms.parties and fields["summed"]:
             raise ProtocolError("the entry 'parties' is 0: no share of noise for a secure sum")
-        identity = RAW if self._map is None else self._map.identity
-        if identity != terms.feature_map:
-            raise InvalidParameterError(
-                "features", terms.feature_map, f"the feature map of this client, {identity!r}"
-            )
+        self._check_map(terms.feature_map)
         self._limits.check(terms)
+
+    def _check_map(self, named: str) -> None:
+        identity = RAW if self._map is None else self._map.identity
+        if identity != named:
+            allowed = f"the feature map of this client, {identity!r}"
+            raise InvalidParameterError("features", named, allowed)
 
     def _facts(self) -> Facts:
         """Return the size of the data; data of no such size are refused, whatever is asked.

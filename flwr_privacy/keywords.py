@@ -126,6 +126,8 @@ def _dataclasses(hint: Any) -> Iterator[type]:
 
 def _belongs(cls: Any, called: str, wrong: str) -> str:
     """Return where a keyword belongs that a class does not have, or the nearest that there is."""
+    if advice := getattr(cls, "not_here", {}).get(wrong):
+        return str(advice)
     own = [f.name for f in fields(cls) if f.init]
     owners: dict[str, str] = {}  # of the keywords of its options, as what to write
     for field, kinds in option_types(cls).items():

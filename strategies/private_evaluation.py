@@ -24,6 +24,7 @@ from flwr_privacy.strategies.loop.base import SchemeStrategy
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
 from flwr_privacy.strategies.requests.messenger import Assigned
 from flwr_privacy.strategies.requests.request_log import RequestLog
+from flwr_privacy.strategies.state.ending import in_words
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.message import EVALUATE
 
@@ -151,6 +152,8 @@ class PrivateEvaluations:
         self._request = request
         self._tell(len(clients))
         config = ConfigRecord({**config, "server-round": server_round})
+        if request.terms.labels:
+            config["label-histogram"] = request.terms.labels
         content = RecordDict({strategy.arrayrecord_key: arrays, strategy.configrecord_key: config})
         instruction = request.instruction()
         return strategy.put(server_round, EVALUATE, content, assigned, instruction)
@@ -163,10 +166,13 @@ class PrivateEvaluations:
         total, _ = self._strategy.collect(EVALUATE, replies)
         if not isinstance(total, EvaluationSum):
             return None
-        # Where everybody is charged it is a secret who answered.
-        most = math.inf if request.charged is not None else float(len(total.clients))
-        sigmas = request.sigmas(total.clients)
-        return MetricRecord(dict(estimated(total, request.terms, sigmas, most=most))) or None
+        # Where everybody is charged it is a secret who answered; of records it is how many.
+        secret = request.charged is not None or request.terms.unit == "record"
+        most = math.inf if secret else float(len(total.clients))
+        found = estimated(total, request.terms, request.sigmas(total.clients), most=most)
+        if found:
+            logger.info("private evaluation: %s", in_words(found))
+        return MetricRecord({**found}) or None
 
     def _assigned(self, grid: Grid, server_round: int, without: Collection[str]) -> Assigned:
         strategy = self._strategy

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from flwr_privacy.clients.certificates.poisson_steps import PoissonPlan, asked_steps
-from flwr_privacy.clients.node.base import SchemeClient, Train
+from flwr_privacy.clients.node.base import Evaluate, Train
 from flwr_privacy.clients.node.client_app import SchemeClientApp
 from flwr_privacy.clients.node.context_store import refuse_node_keys
+from flwr_privacy.clients.node.private_evaluation import EvaluatingClient
 from flwr_privacy.clients.node.rehearsal import rehearsed
 from flwr_privacy.errors import ProtocolError, check_choice
 from flwr_privacy.m2fdp import (
@@ -49,7 +50,7 @@ Tried = Callable[[], None] | None
 """Tries a training on generated records, where it can."""
 
 
-class M2FDPClient(SchemeClient):
+class M2FDPClient(EvaluatingClient):
     """Client half of `flwr_privacy.strategies.M2FDP`: a device or an aggregator.
 
     A device goes around any training. With the unit ``record`` the training must call
@@ -68,13 +69,16 @@ class M2FDPClient(SchemeClient):
     (``max_epsilon``, ``min_noise_multiplier``, ``trusted_parents``). It can leave messages out,
     down to the fewest children that an aggregator averages; the noise is for those that are there.
     The laws of drift other than ``worst`` are declared by the server: a node whose policy has
-    ``max_epsilon``, ``units`` or a least noise declines them.
+    ``max_epsilon``, ``units`` or a least noise declines them. In a private evaluation a device adds
+    all of the noise itself, whomever it trusts, and an aggregator takes no part.
     """
 
     scheme: ClassVar[str] = SCHEME
     guarantees_dp: ClassVar[bool] = True
     phases: ClassVar[frozenset[str]] = frozenset({TRAIN, AGGREGATE, DELIVER})
     keeps_statistics: ClassVar[bool] = True
+    sums_evaluations: ClassVar[bool] = False
+    secret_records: ClassVar[bool] = True  # one record more or less is protected
 
     def introduce(self, experiment_id: str) -> Fields:
         """Return the role of the node, and its public key if it has an identity."""
@@ -115,6 +119,18 @@ class M2FDPClient(SchemeClient):
         if terms.sealed and terms.noise_multiplier and not terms.noised:
             return _sealed_update(me, terms, fields, dict(arrays), train, tried)
         return _update(terms, fields, dict(arrays), train, tried)
+
+    def release_of_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Release:
+        """Return the release of what a device says of a model.
+
+        Raises
+        ------
+        ProtocolError, InvalidParameterError
+            If the node is an aggregator, or as `EvaluatingClient.release_of_evaluation`.
+        """
+        if (role := self._role()) != DEVICE:
+            raise ProtocolError(f"this node evaluates nothing: it has {_ROLE} = '{role}'")
+        return super().release_of_evaluation(arrays, fields, evaluate)
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:
         """Return empty sums of codes, one for each group of devices."""

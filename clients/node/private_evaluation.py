@@ -1,8 +1,8 @@
 """The client half of a private evaluation, for every scheme that has one."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from flwr_privacy.errors import ProtocolError
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.pipeline.mechanism import Answer, Release
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.wire import fields as records
@@ -10,6 +10,9 @@ from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import EVALUATE, Fields
 
 from .base import Evaluate, SchemeClient
+
+if TYPE_CHECKING:
+    from flwr_privacy.evaluation.terms import EvaluationTerms
 
 __all__ = ["EvaluatingClient", "is_private"]
 
@@ -25,9 +28,16 @@ class EvaluatingClient(SchemeClient):
     """Base of the client halves that answer private evaluations.
 
     What is released, and what it protects: `flwr_privacy.evaluation.EvaluationTerms`.
+
+    Attributes
+    ----------
+    secret_records : bool
+        Whether the scheme protects the number of records too, where it protects a record. A server
+        that asks for the other kind of counts is refused: its charge is for other neighbours.
     """
 
     sums_evaluations: ClassVar[bool] = True
+    secret_records: ClassVar[bool] = False
 
     def release_of_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Release:
         """Return the release of what the client says of a model.
@@ -37,15 +47,35 @@ class EvaluatingClient(SchemeClient):
         ProtocolError, InvalidParameterError
             If the request is none of a private evaluation, or unfit.
         """
+        return Release(mechanism=self.asked_evaluation(fields), work=lambda _, __: evaluate())
+
+    def evaluation_terms(self, fields: Fields) -> "EvaluationTerms":
+        """Return the terms of a private evaluation; by default those of the app's metrics."""
         from flwr_privacy.evaluation.terms import EvaluationTerms  # late: most nodes are not asked
 
+        return records.read(EvaluationTerms, fields)
+
+    def asked_evaluation(self, fields: Fields) -> "EvaluationTerms":
+        """Return the terms of a request, if it is of a private evaluation that suits the scheme.
+
+        Raises
+        ------
+        ProtocolError, InvalidParameterError
+            As `release_of_evaluation`.
+        """
         if not is_private(fields):
             raise ProtocolError(
                 f"a client under the scheme '{self.scheme}' releases nothing of an evaluation but "
                 "noised counts: give the strategy evaluation=PrivateEvaluation(...)"
             )
-        terms = records.read(EvaluationTerms, fields)
-        return Release(mechanism=terms, work=lambda _, __: evaluate())
+        terms = self.evaluation_terms(fields)
+        if terms.unit == "record" and terms.secret_records != self.secret_records:
+            raise InvalidParameterError(
+                "secret_records",
+                terms.secret_records,
+                f"{self.secret_records}, as what is protected under the scheme '{self.scheme}'",
+            )
+        return terms
 
     def answer_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Answer:
         """Return the answer to an evaluation, with its codes."""
@@ -58,6 +88,4 @@ class EvaluatingClient(SchemeClient):
         """Return an empty sum of answers; of evaluations, where they are private."""
         if not is_private(fields):
             return super().accumulator(phase, arrays, fields)
-        from flwr_privacy.evaluation.terms import EvaluationTerms  # late: most nodes are not asked
-
-        return records.read(EvaluationTerms, fields).accumulator({})
+        return self.evaluation_terms(fields).accumulator({})

@@ -1,7 +1,7 @@
 """Plans a training's requests: parameters checked once, and the terms that follow."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +11,13 @@ from numpy.typing import NDArray
 from flwr_privacy.accounting import spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_flag, check_number
+from flwr_privacy.evaluation import PrivateEvaluation
+from flwr_privacy.evaluation.caps import ACCURACIES
+from flwr_privacy.evaluation.plan import asked_for, on_coarsest_grid
+from flwr_privacy.evaluation.terms import COUNTS_GRID
 from flwr_privacy.privacy.grid import CodeGrid
 
+from .evaluation import LinearEvaluation
 from .options import DataBounds, Noise, NoisedRecords, NoisedSetup, SetupVariances, Weighting
 from .privacy import noise_split, sigma2_for_eps
 from .scfl import sigma2_for_eps_projected
@@ -45,6 +50,7 @@ class ACFLOptions:
     encoding: str = MOMENTS
     symmetric_noise: bool = False
     batch_fraction: float = 1.0
+    evaluation: PrivateEvaluation | None = None
 
     def __post_init__(self) -> None:
         kinds = {"privacy": Noise, "weighting": Weighting, "data": DataBounds}
@@ -65,6 +71,8 @@ class ACFLOptions:
             self._check_split()
         if self.encoding == SCFL:
             self._check_projection()
+        if self.evaluation is not None:
+            self._check_evaluation(self.evaluation)
 
     def _check_variances(self, privacy: SetupVariances) -> None:
         if self.encoding == MOMENTS and privacy.sigma2_sq is None:
@@ -96,6 +104,19 @@ class ACFLOptions:
                 "a number with encoding = 'scfl': the others need moments",
             )
 
+    def _check_evaluation(self, evaluation: PrivateEvaluation) -> None:
+        if self.noise != RECORD:
+            raise InvalidParameterError(
+                "evaluation",
+                type(evaluation).__name__,
+                f"None with {type(self.privacy).__name__}: only NoisedRecords has a budget that "
+                "evaluations could have a share of",
+            )
+        if not self.data.one_hot:
+            allowed = "true with a private evaluation, which counts the records of the right label"
+            raise InvalidParameterError("one_hot", False, allowed)
+        check_choice("accuracy", evaluation.accuracy, ACCURACIES)
+
     @property
     def noise(self) -> str:
         """What has noise, as the wire says it."""
@@ -118,6 +139,7 @@ class ACFLOptions:
             "batch_fraction": self.batch_fraction,
             "needs_setup": self.weighting.needs_setup,
             "coded_only": self.weighting.coded_only,
+            "evaluation": None if self.evaluation is None else asdict(self.evaluation),
         }
 
 
@@ -137,8 +159,9 @@ class ACFLPlan:
     Notes
     -----
     With ``noise="record"`` the budget is that of Gaussian differential privacy: mu^2 is the sum of
-    the squares of all releases. The setup has `setup_share` of it, half for either moment, and the
-    gradients of the rounds have equal parts of the rest.
+    the squares of all releases. The evaluations have their `share` of it. Of what is left the setup
+    has `setup_share`, half for either moment, and the gradients of the rounds have equal parts of
+    the rest.
 
     Examples
     --------
@@ -221,6 +244,43 @@ class ACFLPlan:
         terms.check_grid()
         return terms
 
+    @property
+    def evaluations(self) -> int:
+        """Evaluations that a client's budget is planned for: it may be asked in all."""
+        evaluation = self.options.evaluation
+        return 0 if evaluation is None else evaluation.count(self.rounds)
+
+    def evaluation_terms(self, *, parties: int) -> LinearEvaluation:
+        """Return the terms of an evaluation.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the histogram is of other labels than the model's.
+        ValueError
+            If none is planned.
+        """
+        evaluation = self.options.evaluation
+        if evaluation is None:
+            raise ValueError("no evaluation is planned")
+        if evaluation.label_histogram not in (None, self.labels):
+            allowed = f"{self.labels}, the labels of the model"
+            raise InvalidParameterError("label_histogram", evaluation.label_histogram, allowed)
+        epsilon, delta = self.options.privacy.budget
+        terms = LinearEvaluation(
+            unit="record",
+            **asked_for(evaluation),
+            noise_multiplier=math.sqrt(self.evaluations / evaluation.share) / self._mu,
+            epsilon=float(epsilon),
+            delta=float(delta),
+            gap=self._set_aside / self._releases,
+            grid=COUNTS_GRID,
+            parties=parties,
+            secret_records=True,
+            feature_map=self.options.data.feature_map,
+        )
+        return on_coarsest_grid(terms)
+
     def _data(self, parties: int) -> dict[str, Any]:
         options, data = self.options, self.options.data
         epsilon, delta = options.privacy.budget
@@ -266,7 +326,8 @@ class ACFLPlan:
     @property
     def _releases(self) -> int:
         weighting = self.options.weighting
-        return int(weighting.needs_setup) + (0 if weighting.coded_only else self.rounds)
+        trainings = 0 if weighting.coded_only else self.rounds
+        return int(weighting.needs_setup) + trainings + self.evaluations
 
     @property
     def _set_aside(self) -> float:
@@ -279,8 +340,14 @@ class ACFLPlan:
         return mu_of(epsilon - aside, delta * math.exp(-aside)) * (1 - _ROUNDING)
 
     @property
+    def _training(self) -> float:
+        """Share of the budget that is not for evaluations."""
+        evaluation = self.options.evaluation
+        return 1.0 if evaluation is None else 1.0 - evaluation.share
+
+    @property
     def _share(self) -> float:
-        """Share of the setup in the budget."""
+        """Share of the setup in what is not for evaluations."""
         if not self.options.weighting.needs_setup:
             return 0.0
         if self.options.weighting.coded_only or not isinstance(self.options.privacy, NoisedRecords):
@@ -289,8 +356,8 @@ class ACFLPlan:
 
     @property
     def _mu_setup(self) -> float:
-        return self._mu * math.sqrt(self._share)
+        return self._mu * math.sqrt(self._training * self._share)
 
     @property
     def _mu_gradient(self) -> float:
-        return self._mu * math.sqrt((1 - self._share) / self.rounds)
+        return self._mu * math.sqrt(self._training * (1 - self._share) / self.rounds)

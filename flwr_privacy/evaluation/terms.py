@@ -1,6 +1,7 @@
 """A client's private evaluation: its fields on the wire, its plan, its bounds and noise."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,10 +27,18 @@ from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS
 
-from .caps import ACCURACIES, LARGEST_CAP
+from .caps import ACCURACIES, LABEL_PREFIX, LARGEST_CAP, MOST_LABELS
 from .sums import RECORDS_NAME, STATISTICS_NAME, EvaluationSum
 
-__all__ = ["EvaluationTerms"]
+__all__ = ["COUNTS_GRID", "LABEL_WEIGHT", "EvaluationTerms", "Measured"]
+
+COUNTS_GRID = -1
+"""Exponent of the coarsest grid at record level: it has the halves of counts, without rounding."""
+
+LABEL_WEIGHT = 0.5
+"""The entry of a record's own label in its vector; of a client, times its share of records."""
+
+_RECORD_WEIGHT = 0.5  # of the number of records, where it is a secret
 
 _RECORD, _USER = "record", "user"
 
@@ -39,8 +48,8 @@ _LOSSES = ("loss", "eval_loss")
 _REACH = 12  # standard deviations of one answer's noise that its code must hold
 
 
-class _Measured(NamedTuple):
-    """A client's statistics, and at record level the number of its records."""
+class Measured(NamedTuple):
+    """A client's statistics, and the number of its records where that is public."""
 
     statistics: NDArray[np.float64]
     records: int | None
@@ -71,6 +80,10 @@ class EvaluationTerms(Mechanism):
         Honest clients of a sum who share its noise; 0 if each adds the whole noise by itself.
     by_server : bool, default False
         Whether a trusted server adds the noise to the sum, and clients add none.
+    labels : int, default 0
+        Number of labels of a histogram; 0 if there is none.
+    secret_records : bool, default False
+        Whether the number of records is protected too. At record level only.
 
     Raises
     ------
@@ -81,23 +94,32 @@ class EvaluationTerms(Mechanism):
     ---------
     Adversary: whoever sees the answer (with `parties`, the sum; with `by_server`, what the server
     publishes of it). Neighbours: at user level any two data sets of one client, or a client that is
-    there or not; at record level data of equal size that differ in one record.
+    there or not; at record level data of equal size that differ in one record or, with
+    `secret_records`, data of which one has one record more.
 
-    User level. An answer is the vector (p, a - 1/2) or (p, a - 1/2, l - 1/2), where a is the
+    User level. An answer is the vector (p, a - 1/2), or (p, a - 1/2, l - 1/2), where a is the
     accuracy clipped to [0, 1], l the mean loss clipped to [0, `loss_cap`] over the cap, and p is
     ``sqrt(3 k) / 2`` for k = 1 or 2 statistics. A client without data, or whose evaluation fails or
     returns no such number, answers zero in all of them. Two answers are at most ``sqrt(k)`` apart:
     two that evaluated differ by at most 1 in each of k entries; one that did not is at the origin,
     at ``sqrt(3 k / 4 + k / 4)``. So is a client that is not there. Truncation to the grid goes
-    towards zero, so it leaves the set.
+    towards zero, so it leaves the set. With `labels` there are as many entries more, half of the
+    share of each label in the client's records. They are at least 0 and add up to at most 1/2, so
+    two of them are at most ``sqrt(1/2)`` apart and none is further than 1/2 from the origin; p is
+    ``sqrt(3 k / 4 + 1/4)``, and all distances are at most ``sqrt(k + 1/2)``.
 
-    Record level. An answer is the number of records that are right, minus half of the records. It
-    moves by at most 1 if one record is replaced. The number of records is public, as in the
-    training. The server names the metric, so only names of an accuracy are taken: one record moves
-    a mean of losses by any amount. This assumes of the app's evaluation, which is trusted code on
-    the node, of each metric that has such a name: that
+    Record level. An answer is the sum of a vector of each record: 1/2 if it is right and else -1/2,
+    with `secret_records` 1/2 before it, and with `labels` 1/2 in the entry of its own label and 0
+    in the others. Where one record is replaced this moves by at most 1, with labels by
+    ``sqrt(1 + 1/2)``, and the number of records is public, as in the training. With
+    `secret_records` one record more moves it by the norm of its vector: ``sqrt(1/2)``, with labels
+    ``sqrt(3/4)``. The grid has the halves, so that nothing is rounded. The server names the metric,
+    so only names of an accuracy are taken: one record moves a mean of losses by any amount. The
+    counts of labels have names that it does not choose. This assumes of the app's evaluation, which
+    is trusted code on the node, of each metric that has such a name: that
     ``accuracy * num-examples`` is the number of its records that are right (it is rounded to a
-    whole number), that one record decides over itself alone, and that the model was not changed. A
+    whole number), that each record counts for one label, that one record decides over itself alone,
+    and that the model was not changed. A
     mean of losses, of which only the mean is known, cannot be clipped record by record: there is no
     loss at this level. An evaluation that fails is charged and ends the experiment for the node
     until its operator acts, as a training does.
@@ -117,13 +139,15 @@ class EvaluationTerms(Mechanism):
     grid: int
     parties: int = 0
     by_server: bool = False
+    labels: int = 0
+    secret_records: bool = False
 
     def __post_init__(self) -> None:
         check_choice("unit", self.unit, (_RECORD, _USER))
         check_number("loss_cap", self.loss_cap, minimum=0, maximum=LARGEST_CAP)
         if self.unit == _RECORD:
             check_choice("accuracy", self.accuracy, ACCURACIES)
-        if self.unit == _RECORD and self.loss_cap:
+        if self.unit == _RECORD and self.loss_cap and not self.losses_of_records:
             raise InvalidParameterError(
                 "loss_cap", self.loss_cap, "none at record level: only the mean loss is known"
             )
@@ -132,10 +156,22 @@ class EvaluationTerms(Mechanism):
         check_delta(self.delta)
         check_number("gap", self.gap, minimum=0)
         CodeGrid(self.grid)
+        if self.unit == _RECORD and self.grid > COUNTS_GRID:
+            # The code of a count would move by a whole step where the count moves by one.
+            raise InvalidParameterError("grid", self.grid, f"at most {COUNTS_GRID}: counts")
+        check_integer("labels", self.labels, minimum=0, maximum=MOST_LABELS)
+        check_flag("secret_records", self.secret_records)
+        if self.secret_records and self.unit != _RECORD:
+            raise InvalidParameterError("secret_records", True, "false: the unit is not 'record'")
         check_integer("parties", self.parties, minimum=0)
         check_flag("by_server", self.by_server)
         if self.parties and self.by_server:
             raise InvalidParameterError("parties", self.parties, "0: the server adds the noise")
+
+    @property
+    def losses_of_records(self) -> bool:
+        """Whether the loss of each record is clipped by itself."""
+        return False
 
     @property
     def released(self) -> int:
@@ -145,16 +181,30 @@ class EvaluationTerms(Mechanism):
     @property
     def size(self) -> int:
         """Number of noised entries of an answer."""
-        return self.released + (self.unit == _USER)
+        return self.counted + self.released + self.labels
+
+    @property
+    def counted(self) -> bool:
+        """Whether the first entry says how many evaluated, clients or records."""
+        return self.unit == _USER or self.secret_records
 
     @property
     def presence(self) -> float:
-        """The first entry of an answer at user level, of a client that evaluated."""
-        return math.sqrt(3 * self.released) / 2
+        """The first entry of a client, or of a record, that evaluated, where there is one."""
+        if self.unit == _RECORD:
+            return _RECORD_WEIGHT
+        return math.sqrt(3 * self.released / 4 + self._own_label)
 
     def sensitivity(self) -> float:
         """Return the L2 sensitivity of an answer, and of a sum of answers."""
-        return 1.0 if self.unit == _RECORD else math.sqrt(self.released)
+        if self.secret_records:
+            return math.sqrt(_RECORD_WEIGHT**2 + self.released / 4 + self._own_label)
+        return math.sqrt(self.released + 2 * self._own_label)
+
+    @property
+    def _own_label(self) -> float:
+        """Square of the largest entry of a label; 0 where there are none."""
+        return LABEL_WEIGHT**2 if self.labels else 0.0
 
     def charge(self) -> Charge:
         """Return the charge of one evaluation."""
@@ -176,8 +226,14 @@ class EvaluationTerms(Mechanism):
 
     # -- The mechanism -------------------------------------------------------------------------
 
-    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
-        """Decide or refuse everything about the release; see `Mechanism.plan`."""
+    def check_noise(self) -> None:
+        """Refuse a grid that does not fit the noise.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it does not.
+        """
         steps = self.own_sigma() / CodeGrid(self.grid).step
         if self.parties:
             if steps < SMALLEST_SHARE:
@@ -187,6 +243,10 @@ class EvaluationTerms(Mechanism):
         else:
             check_gap(self.grid, discretisation_gap(self.size, steps), charged=self.gap)
         check_codes(self.grid, self.code_limit())
+
+    def plan(self, start: Arrays, facts: Facts) -> ReleasePlan:
+        """Decide or refuse everything about the release; see `Mechanism.plan`."""
+        self.check_noise()
         return ReleasePlan(
             unit=self.unit,
             charge=None if self.by_server else self.charge(),
@@ -198,23 +258,24 @@ class EvaluationTerms(Mechanism):
             largest_code=CODE_LIMIT if self.unit == _RECORD else self.code_limit(),
         )
 
-    def measure(self, start: Arrays, outcome: Any) -> _Measured:
+    def measure(self, start: Arrays, outcome: Any) -> Measured:
         """Return the statistics of the app's metrics, clipped to their bounds.
 
         Raises
         ------
         ProtocolError
-            If a metric is missing or no number.
+            If a metric is missing or no number, or a count is none.
         """
         right = _share(_number(outcome, self.accuracy))
+        labels = [_number(outcome, f"{LABEL_PREFIX}{label}") for label in range(self.labels)]
         if self.unit == _RECORD:
-            records = _number(outcome, _NUM_EXAMPLES)
-            if not (0 <= records <= CODE_LIMIT and records == int(records)):
-                raise ProtocolError(f"the evaluation was of {records} records")
-            count = round(right * records) - records / 2
-            return _Measured(np.array([count]), int(records))
+            records = _count(_number(outcome, _NUM_EXAMPLES))
+            counts = [_count(label) for label in labels]
+            if self.labels and sum(counts) != records:
+                raise ProtocolError("the counts of the labels do not add up to 'num-examples'")
+            return self.counts(records, [round(right * records) - records / 2], counts)
         if _NUM_EXAMPLES in outcome and not _number(outcome, _NUM_EXAMPLES) > 0:
-            return _Measured(np.zeros(self.size), None)
+            return Measured(np.zeros(self.size), None)
         statistics = [self.presence, right - 0.5]
         if self.loss_cap:
             name = next((name for name in _LOSSES if name in outcome), _LOSSES[0])
@@ -222,13 +283,29 @@ class EvaluationTerms(Mechanism):
             # What is no number counts as the cap, as the largest loss does.
             clipped = 1.0 if math.isnan(loss) else _share(loss / self.loss_cap)
             statistics.append(clipped - 0.5)
-        return _Measured(np.array(statistics), None)
+        return Measured(np.array([*statistics, *_shares(labels)]), None)
 
-    def failed(self, start: Arrays) -> _Measured | None:
+    def counts(self, records: int, sums: list[float], labels: Sequence[int]) -> Measured:
+        """Return the statistics at record level.
+
+        Parameters
+        ----------
+        records : int
+            Number of records.
+        sums : list of float
+            For each statistic of the model the sum over the records, each within 1/2 of 0.
+        labels : sequence of int
+            How many records have each label, where that is asked.
+        """
+        counted = [_RECORD_WEIGHT * records] if self.secret_records else []
+        entries = [*counted, *sums, *(LABEL_WEIGHT * count for count in labels)]
+        return Measured(np.array(entries), None if self.secret_records else records)
+
+    def failed(self, start: Arrays) -> Measured | None:
         """Return the zero vector, at user level."""
-        return _Measured(np.zeros(self.size), None) if self.unit == _USER else None
+        return Measured(np.zeros(self.size), None) if self.unit == _USER else None
 
-    def noise(self, measured: _Measured, plan: ReleasePlan, random: SecureRandom) -> Answer:
+    def noise(self, measured: Measured, plan: ReleasePlan, random: SecureRandom) -> Answer:
         """Return the codes of the statistics with all of the noise, a share of it, or none."""
         grid = CodeGrid(self.grid)
         codes = np.trunc(measured.statistics / grid.step).astype(np.int64)
@@ -245,7 +322,7 @@ class EvaluationTerms(Mechanism):
 
     def accumulator(self, start: Arrays) -> EvaluationSum:
         """Return an empty sum of answers."""
-        return EvaluationSum(self.size, CodeGrid(self.grid), counts=self.unit == _RECORD)
+        return EvaluationSum(self.size, CodeGrid(self.grid), counts=not self.counted)
 
 
 def _number(metrics: Any, name: str) -> float:
@@ -253,6 +330,19 @@ def _number(metrics: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ProtocolError(f"the evaluation returned no number as '{name}'")
     return float(value)
+
+
+def _count(value: float) -> int:
+    if not (0 <= value <= CODE_LIMIT and value == int(value)):
+        raise ProtocolError(f"the evaluation has a count of {value} records")
+    return int(value)
+
+
+def _shares(counts: list[float]) -> list[float]:
+    """Return the entries of a client's labels: what is no count is 0."""
+    valid = [count if 0 < count < math.inf else 0.0 for count in counts]
+    total = sum(valid)
+    return [LABEL_WEIGHT * count / total if total else 0.0 for count in valid]
 
 
 def _share(value: float) -> float:

@@ -34,10 +34,12 @@ _STEEPEST = 3.0  # the searched function is cut off there: it may be infinite
 _BRACKET = 1.001  # about which it is searched: more than an accountant is off by
 
 
-def multiplier(*, epsilon: float, delta: float, steps: int, total_steps: int) -> float:
+def multiplier(
+    *, epsilon: float, delta: float, steps: int, total_steps: int, share: float = 1.0
+) -> float:
     """Return the noise over the sensitivity of a release, for a budget of all data of a device.
 
-    ``sqrt(total_steps / steps) / mu`` (not in the paper).
+    ``sqrt(total_steps / (share steps)) / mu`` (not in the paper).
 
     Parameters
     ----------
@@ -47,6 +49,8 @@ def multiplier(*, epsilon: float, delta: float, steps: int, total_steps: int) ->
         Local steps that the release is about, from 1 to `total_steps`.
     total_steps : int
         Local steps of the whole training, tau.
+    share : float, default 1.0
+        Share of the budget (of mu squared) that all these releases have, above 0 and at most 1.
 
     Raises
     ------
@@ -57,8 +61,9 @@ def multiplier(*, epsilon: float, delta: float, steps: int, total_steps: int) ->
     -----
     Guarantee: (epsilon, delta)-DP for all data of a device replaced, if the noise is Gaussian and
     every sensitivity is that of `Drift` or larger. Such a release is mu_r-GDP with ``mu_r^2 = mu^2
-    steps / total_steps``, and the squares of all releases of a device add up to at most mu^2,
-    however rounds and periods divide the steps: the total is the budget less a relative 1e-9.
+    share steps / total_steps``, and the squares of all releases of a device add up to at most
+    share mu^2, however rounds and periods divide the steps: the total is the budget less a relative
+    1e-9.
     Without amplification by sampling. Where the schedule is chosen on the way, it must be so from
     what is public; the cap then holds too (see `flwr_privacy.accounting.accountants`).
 
@@ -73,7 +78,8 @@ def multiplier(*, epsilon: float, delta: float, steps: int, total_steps: int) ->
     """
     check_integer("total_steps", total_steps, minimum=1)
     check_integer("steps", steps, minimum=1, maximum=total_steps)
-    return math.sqrt(total_steps / steps) / mu_of(epsilon, delta) * _MARGIN
+    check_number("share", share, minimum=_SMALLEST, maximum=1)
+    return math.sqrt(total_steps / (share * steps)) / mu_of(epsilon, delta) * _MARGIN
 
 
 def record_multiplier(
@@ -84,6 +90,7 @@ def record_multiplier(
     periods: Sequence[int],
     rounds: int,
     accountant: str | None = None,
+    beside: tuple[Charge, ...] = (),
 ) -> float:
     """Return the noise over the sensitivity of all releases of a class, for a budget of a record.
 
@@ -100,6 +107,8 @@ def record_multiplier(
     accountant : {"gdp", "rdp", "pld"}, optional
         Who adds up. Default: the tightest whose cap is proven, ``rdp``, or ``gdp`` where every
         record is in every release.
+    beside : tuple of Charge, default ()
+        Other releases of the same budget, whose noise is known.
 
     Returns
     -------
@@ -136,12 +145,16 @@ def record_multiplier(
         counts[sampling] = counts.get(sampling, 0) + rounds
     if accountant is None:
         accountant = "gdp" if min(counts) == 1 else "rdp"
-    return _least(epsilon, delta, tuple(counts.items()), accountant)
+    return _least(epsilon, delta, tuple(counts.items()), accountant, beside)
 
 
 @lru_cache(maxsize=2**10)
 def _least(
-    epsilon: float, delta: float, counts: tuple[tuple[float, int], ...], accountant: str
+    epsilon: float,
+    delta: float,
+    counts: tuple[tuple[float, int], ...],
+    accountant: str,
+    beside: tuple[Charge, ...],
 ) -> float:
     """Return the least noise multiplier for releases by sampling rate."""
     releases = sum(count for _, count in counts)
@@ -153,6 +166,7 @@ def _least(
             releases=releases,
             sampling=sampling,
             accountant=accountant,
+            beside=beside,
         )
 
     if len(counts) == 1:
@@ -162,13 +176,14 @@ def _least(
         return [Charge(noise_multiplier=z, sampling=q, count=count) for q, count in counts]
 
     def fits(z: float) -> bool:
-        *before, last = charges(z)
+        *before, last = *charges(z), *beside
         if new_accountant(accountant, before).would_exceed(last, epsilon=epsilon, delta=delta):
             return False
-        return spent(charges(z), delta=delta, accountant=accountant) <= epsilon
+        return spent([*charges(z), *beside], delta=delta, accountant=accountant) <= epsilon
 
     def excess(log_z: float) -> float:
-        ratio = spent(charges(math.exp(log_z)), delta=delta, accountant=accountant) / epsilon
+        found = [*charges(math.exp(log_z)), *beside]
+        ratio = spent(found, delta=delta, accountant=accountant) / epsilon
         return min(_STEEPEST, math.log(max(ratio, math.exp(-_STEEPEST))))
 
     # As if all had the record as often as the release that has it least often, and most often.

@@ -8,6 +8,7 @@ from flwr_privacy.privacy.guarantee import Guarantee
 from .options import PaperNoise, TierPrivacy
 from .plan import M2FDPRoundPlan
 from .schedule import EventSchedule
+from .terms import RECORD
 
 __all__ = ["guarantee_of"]
 
@@ -84,6 +85,12 @@ def guarantee_of(
             else "devices of a trusted zone from its aggregators, which see their answers",
         )
         assumptions += _of_zones(relay)
+    evaluated = plan is not None and plan.evaluation is not None
+    if evaluated and privacy.unit == RECORD:
+        assumptions.append(
+            "the accuracy that the app's evaluation returns is the share of its records that are "
+            "right, each by itself"
+        )
     if kept_back:
         not_protected.append(f"(not sent at all: {', '.join(sorted(kept_back))})")
     law = privacy.law.law

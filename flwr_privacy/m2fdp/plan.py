@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from flwr_privacy.accounting import Charge, fitting, spent
+from flwr_privacy.accounting import Charge, fitting, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.evaluation import EvaluationTerms, PrivateEvaluation
+from flwr_privacy.evaluation.plan import planned_terms
 from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discretisation_gap
@@ -21,7 +23,7 @@ from .options import PaperNoise, RecordNoise, TierPrivacy
 from .paper_noise import sigma
 from .schedule import EventSchedule, Segment
 from .sensitivity import largest_weights, sensitivity_worst_case
-from .terms import VALUE_RANGE, any_batch
+from .terms import RECORD, VALUE_RANGE, any_batch
 from .zone_average import GAP, NOISE_REACH, release_charge
 
 __all__ = [
@@ -181,6 +183,8 @@ class M2FDPRoundPlan:
     course : sequence of (EventSchedule, int), optional
         The schedules of all rounds of the training, each with its number of rounds, where they
         differ; by default all rounds are like this one.
+    evaluation : PrivateEvaluation, optional
+        What devices say of the model, from a share of the budget; by default nothing.
     """
 
     tree: TierTree = field(repr=False)
@@ -193,6 +197,7 @@ class M2FDPRoundPlan:
     step_rule: str = CONSTANT
     keep_back: Sequence[str] = ()
     course: Sequence[tuple[EventSchedule, int]] = field(default=(), repr=False)
+    evaluation: PrivateEvaluation | None = None
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -347,17 +352,72 @@ class M2FDPRoundPlan:
 
     def _calibrated(self, boundary: int, steps: int) -> float:
         """Return the noise over the sensitivity of a release, for the budget that is left."""
-        privacy = self.privacy
+        privacy, evaluation = self.privacy, self.evaluation
         budget, delta = self._without_gap()
         if isinstance(privacy, RecordNoise):
+            beside: tuple[Charge, ...] = ()
+            if evaluation is not None:
+                z = self.evaluation_multiplier
+                beside = (Charge(noise_multiplier=z, count=self.evaluations),)
             return record_multiplier(
                 epsilon=budget,
                 delta=delta,
                 rate=privacy.sampling_rate,
                 periods=[_steps(other) for other in self.schedule.periods(boundary)],
                 rounds=self.rounds,
+                beside=beside,
             )
-        return multiplier(epsilon=budget, delta=delta, steps=steps, total_steps=self.total_steps)
+        return multiplier(
+            epsilon=budget,
+            delta=delta,
+            steps=steps,
+            total_steps=self.total_steps,
+            share=1.0 if evaluation is None else 1 - evaluation.share,
+        )
+
+    # -- Evaluations -----------------------------------------------------------------------------
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations that the budget of a device is planned for: it may be asked in all."""
+        return 0 if self.evaluation is None else self.evaluation.count(self.rounds)
+
+    @property
+    def evaluation_multiplier(self) -> float:
+        """Noise over the sensitivity of an evaluation; 0 where there is none."""
+        if self.evaluation is None:
+            return 0.0
+        budget, delta = self._without_gap()
+        z = noise_multiplier(
+            epsilon=budget,
+            delta=delta,
+            releases=self.evaluations,
+            # By the accountant that adds it to the trainings.
+            accountant="rdp" if self.privacy.unit == RECORD and self.privacy.rate < 1 else "gdp",
+        )
+        return z / math.sqrt(self.evaluation.share)
+
+    def evaluation_terms(self) -> EvaluationTerms:
+        """Return the terms of an evaluation.
+
+        Each device adds all of its noise: also those that trust an aggregator.
+
+        Raises
+        ------
+        ValueError
+            If none is planned.
+        """
+        if self.evaluation is None:
+            raise ValueError("no evaluation is planned")
+        return planned_terms(
+            self.evaluation,
+            unit=self.privacy.unit,
+            noise_multiplier=self.evaluation_multiplier,
+            epsilon=float(self.privacy.epsilon),
+            delta=float(self.privacy.delta),
+            gap=GAP,
+            secret_records=self.privacy.unit == RECORD,
+        )
 
     def edge_sigma(self, node: str) -> float:
         """Return the noise that a baseline's node of tier 1 adds at a global event, by Lemma 1.
@@ -403,7 +463,7 @@ class M2FDPRoundPlan:
             sum(len(schedule.periods(tier)) * count for schedule, count in self._course)
             for tier in self.boundaries
         )
-        gap = GAP * most
+        gap = GAP * (most + self.evaluations)
         budget = self.privacy.epsilon - gap
         if budget <= 0:
             raise InvalidParameterError(

@@ -19,6 +19,7 @@ __all__ = [
     "DOWN",
     "EVENT",
     "NOISED",
+    "RECORD",
     "SCHEME",
     "UP",
     "VALUE_RANGE",
@@ -47,8 +48,8 @@ CODES = "codes"
 VALUE_RANGE = 2.0**6
 """Largest entry of an update that is not clipped, in units of the weights."""
 
-
-_RECORD = "record"
+RECORD = "record"
+"""The unit of one record."""
 
 
 def any_batch(rate: float, steps: int) -> float:
@@ -206,13 +207,13 @@ class M2FDPTerms(_Released):
             raise InvalidParameterError("sampling_rate", self.sampling_rate, "above 0, at most 1")
         if self.noise_multiplier and not self.clipping_norm:
             raise InvalidParameterError("clipping_norm", 0, "a number above 0 where there is noise")
-        if self.unit == _RECORD and self.event != self.period:
+        if self.unit == RECORD and self.event != self.period:
             allowed = f"{self.event}, the exchange itself: it is a period where unit = 'record'"
             raise InvalidParameterError("period", self.period, allowed)
-        if self.unit == _RECORD and self.sampling < any_batch(self.sampling_rate, self.steps):
+        if self.unit == RECORD and self.sampling < any_batch(self.sampling_rate, self.steps):
             allowed = f"at least the probability that a record is in any of {self.steps} batches"
             raise InvalidParameterError("sampling", self.sampling, allowed)
-        if self.unit != _RECORD and (self.sampling, self.sampling_rate) != (1.0, 1.0):
+        if self.unit != RECORD and (self.sampling, self.sampling_rate) != (1.0, 1.0):
             allowed = "1, as sampling_rate: nothing is sampled where unit = 'user'"
             raise InvalidParameterError("sampling", self.sampling, allowed)
 

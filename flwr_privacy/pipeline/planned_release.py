@@ -86,11 +86,11 @@ class PlannedRelease:
         mine = [entry for entry in entries if entry.question.experiment_id == experiment_id]
         if any(entry.unit != plan.unit for entry in mine):
             raise ProtocolError(f"unit '{plan.unit}': this experiment had another one before")
-        # A cap is one accountant's; with another on the way it would not be proven.
-        if any((entry.charge.sampling < 1) != (self.charge.sampling < 1) for entry in mine):
+        # A cap is one accountant's; with another on the way it would not be proven. The oldest
+        # charge decides: after a sampled one it is that of samples, which knows the others too.
+        if mine and mine[0].charge.sampling == 1 and self.charge.sampling < 1:
             raise ProtocolError(
-                f"sampling {self.charge.sampling:g}: this experiment had "
-                f"{'none' if self.charge.sampling < 1 else 'some'} before"
+                f"sampling {self.charge.sampling:g}: this experiment began with none"
             )
         own = [entry.charge for entry in mine]
         cap = plan.epsilon * (1 + _ROUNDING)

@@ -119,8 +119,13 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the model on this client's part of the data."""
     settings = _settings(context)
+    asked = message.content.config_records["config"].get("label-histogram", 0)
     examples, metrics = tasks.evaluate_client(
-        tasks.task(settings.task), settings, _model(message), *_place(context)
+        tasks.task(settings.task),
+        settings,
+        _model(message),
+        *_place(context),
+        labels=int(str(asked)),
     )
     record = MetricRecord({**metrics, "num-examples": examples})
     return Message(RecordDict({"metrics": record}), reply_to=message)

@@ -1,5 +1,6 @@
 """Computes the noise of a run from its settings, as the strategy plans it, without a training."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,14 +12,16 @@ from flwr_privacy.accounting import ACCOUNTANTS, Charge, spent, supports
 from flwr_privacy.acfl.plan import ACFLPlan
 from flwr_privacy.acfl.terms import RECORD
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.m2fdp.plan import boundary_tier
 from flwr_privacy.simulations.app.server_app import build_strategy, initial_arrays
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.strategies import ACFL, M2FDP, CentralDP
+from flwr_privacy.strategies.udp.option_checks import check_evaluated
 from flwr_privacy.udp import RecordLevel, UserLevel
 from flwr_privacy.udp.plan import UDPPlan
 
-__all__ = ["PlannedCharges", "planned_charges", "report", "run_multiplier"]
+__all__ = ["PlannedCharges", "planned_charges", "report", "run_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,40 +56,61 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
     """
     strategy, clients = build_strategy(settings, None), settings.clients or 1
     rounds, q = settings.rounds, (settings.per_round or clients) / clients
-    if isinstance(strategy, CentralDP) and strategy.evaluation is not None:
-        allowed = "nothing here: how often a client evaluates is known when it is met"
-        raise InvalidParameterError("evaluation", "private", allowed)
     if isinstance(strategy, CentralDP):
-        central = strategy.privacy.plan(strategy.clipping, rounds=rounds, q=q)
-        return list(_alike({"train": (central.charge(), central.releases)}))
+        # As the strategy asks so many of its clients: rounded down, and one at least.
+        evaluating = max(1, math.floor(clients * strategy.fraction_evaluate + 1e-9)) / clients
+        central = strategy.plan_of(rounds=rounds, q=q, evaluation_q=evaluating)
+        evaluation = None
+        if central.evaluations:
+            evaluation = Charge(noise_multiplier=central.evaluation_multiplier, gap=central.gap)
+        trainings = (central.charge(), central.releases)
+        return list(_alike({"train": trainings, "evaluate": (evaluation, central.evaluations)}))
     if isinstance(strategy, ACFL) and strategy.privacy.noise == RECORD:
         model = next(iter(initial_arrays(settings).values())).numpy()
         coded = ACFLPlan(options=strategy.options, **_shape(model), rounds=rounds)
         honest = 0 if settings.secure_sum is None else settings.secure_sum.parties_of(clients)
         setup = coded.setup_terms(parties=honest).charge()
         train = coded.gradient_terms(model, parties=honest).charge()
-        return list(_alike({"setup": (setup, 1), "train": (train, rounds)}))
+        evaluation = None
+        if coded.evaluations:
+            evaluation = coded.evaluation_terms(parties=honest).charge()
+        costs = {"setup": (setup, 1), "train": (train, rounds)}
+        return list(_alike({**costs, "evaluate": (evaluation, coded.evaluations)}))
     if isinstance(strategy, M2FDP) and strategy.control is None and strategy.privacy.noised:
         return list(_by_boundary(strategy, rounds))
     allowed = "noise that is planned in advance, and so no m2fdp with control"
     raise InvalidParameterError("scheme", settings.scheme, allowed)
 
 
-def run_multiplier(privacy: UserLevel | RecordLevel, *, rounds: int, q: float) -> float:
-    """Return the noise multiplier of the first round of a run of UDP without a secure sum.
+def run_plan(
+    privacy: UserLevel | RecordLevel,
+    evaluation: PrivateEvaluation | None = None,
+    *,
+    rounds: int,
+    q: float,
+    evaluation_q: float = 1.0,
+) -> UDPPlan:
+    """Return the plan of a run of UDP without a secure sum.
 
     Parameters
     ----------
     privacy : UserLevel or RecordLevel
         What is protected, with its budget.
+    evaluation : PrivateEvaluation, optional
+        What clients say of the model; by default nothing.
     rounds : int
         Rounds.
-    q : float
-        Fraction of the clients that is asked in a round.
+    q, evaluation_q : float
+        Fractions of the clients that are asked in a round, and in an evaluation.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the evaluation does not go with what is protected.
     """
-    return (
-        UDPPlan(privacy, None, (), rounds=rounds, q=q).terms([], {}, honest=1)[0].noise_multiplier
-    )
+    check_evaluated(privacy, None, evaluation)
+    asked = {} if evaluation is None else {"evaluation_q": evaluation_q}
+    return UDPPlan(privacy, None, (), evaluation, rounds=rounds, q=q, **asked)
 
 
 def _shape(model: NDArray[Any]) -> dict[str, int]:
@@ -116,11 +140,17 @@ def _by_boundary(strategy: M2FDP, rounds: int) -> Iterator[PlannedCharges]:
                 paid[asked.period] = charge
         counted = Counter(paid.values())
         found[boundary_tier(tree, leaf), tuple(counted.items())] += len(tree.children(leaf))
+    evaluated: tuple[tuple[str, Charge, int], ...] = ()
+    if plan.evaluation is not None:
+        evaluated = (("evaluate", plan.evaluation_terms().charge(), plan.evaluations),)
     for (tier, charges), devices in found.items():
         where = "the device" if tier == tree.depth else f"tier {tier}"
         yield PlannedCharges(
             clients=f"{devices} devices, noise at {where}",
-            releases=tuple(("train", charge, count * rounds) for charge, count in charges),
+            releases=(
+                *(("train", charge, count * rounds) for charge, count in charges),
+                *evaluated,
+            ),
         )
 
 

@@ -1,10 +1,11 @@
 """The commands of research: `calibrate`, `attack`, `experiment`, `replication`, `reliability`."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from click.core import ParameterSource
@@ -14,6 +15,9 @@ from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, Engine
 from flwr_privacy.simulations.settings.run_settings import parse_assignments
 
 from .run_options import Assignments, DataRoot, settings_of
+
+if TYPE_CHECKING:
+    from flwr_privacy.evaluation import PrivateEvaluation
 
 __all__ = ["attack", "best_rounds", "calibrate", "experiment", "reliability", "replication"]
 
@@ -85,17 +89,27 @@ def calibrate(
         return typer.echo(text)
     from flwr_privacy.simulations.calibration.formulas import calibrate as formulas
     from flwr_privacy.simulations.calibration.formulas import legend, table
-    from flwr_privacy.simulations.calibration.run_noise import run_multiplier
+    from flwr_privacy.simulations.calibration.run_noise import run_plan
     from flwr_privacy.udp import RecordLevel, UserLevel, sensitivity
 
     unit = check_choice("unit", unit, _USED)
-    _check_used(context, f"udp, unit {unit}", _USED[unit])
+    _check_used(context, f"udp, unit {unit}", (*_USED[unit], "assignments"))
+    evaluation, evaluating = _evaluation_of(unit, parse_assignments(assignments or []))
     bound = sensitivity(
         unit,
         clipping_norm=clipping_norm,
         learning_rate=learning_rate,
         records=records,
         sampling_rate=sampling_rate,
+    )
+    budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "clipping_norm": clipping_norm}
+    own: dict[str, Any] = {"learning_rate": learning_rate, "sampling_rate": sampling_rate}
+    plan = run_plan(
+        RecordLevel(**budget, **own) if unit == "record" else UserLevel(**budget),
+        evaluation,
+        rounds=rounds,
+        q=fraction,
+        evaluation_q=evaluating,
     )
     rows = table(
         formulas(
@@ -113,17 +127,43 @@ def calibrate(
     )
     typer.echo(rows)
     typer.echo(legend(rounds, fraction, sampling_rate=sampling_rate))
-    budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "clipping_norm": clipping_norm}
-    own: dict[str, Any] = {"learning_rate": learning_rate, "sampling_rate": sampling_rate}
-    noise = run_multiplier(
-        RecordLevel(**budget, **own) if unit == "record" else UserLevel(**budget),
-        rounds=rounds,
-        q=fraction,
-    )
-    typer.echo(
-        f"A run with noise=gdp_fixed: noise multiplier {noise:.6g}.\n"
-        "It is larger than that of the default: a part of epsilon is for noise on a grid."
-    )
+    noise = plan.terms([], {}, honest=1)[0].noise_multiplier
+    aside = "is for noise on a grid"
+    typer.echo(f"A run with noise=gdp_fixed: noise multiplier {noise:.6g}.")
+    if evaluation is not None:
+        asked = plan.evaluation_terms()
+        typer.echo(
+            f"An evaluation: noise multiplier {asked.noise_multiplier:.6g}, of each count "
+            f"{asked.sigma():.5g}; {plan.evaluations} at most."
+        )
+        aside = f"is for noise on a grid, and a share of {evaluation.share:g} for evaluations"
+    typer.echo(f"It is larger than that of the default: a part of epsilon {aside}.")
+
+
+def _evaluation_of(unit: str, given: Mapping[str, Any]) -> tuple["PrivateEvaluation | None", float]:
+    """Return the private evaluation that the settings of a run of UDP name, and who is asked.
+
+    Raises
+    ------
+    InvalidParameterError
+        If another setting is given, or a value is not allowed.
+    """
+    from flwr_privacy.evaluation import PrivateEvaluation
+    from flwr_privacy.simulations.settings.flat_options import keywords_of
+    from flwr_privacy.strategies import UDP
+
+    own_keys = (f.name for f in fields(PrivateEvaluation) if f.name != "accuracy")
+    known = ("evaluation", *own_keys, "fraction_evaluate")
+    for key, value in given.items():
+        if key not in known or "evaluation" not in given:
+            allowed = f"nothing for udp, which takes evaluation=private and {', '.join(known[1:])}"
+            raise InvalidParameterError(key, value, allowed)
+    own = {key: value for key, value in given.items() if key != "fraction_evaluate"}
+    asked = given.get("fraction_evaluate", 1.0)
+    check_number("fraction_evaluate", asked, minimum=math.ulp(0.0), maximum=1)
+    level = {"learning_rate": 1.0} if unit == "record" else {}
+    evaluation = keywords_of(UDP, {"unit": unit, **level, **own}).get("evaluation")
+    return evaluation, float(asked)
 
 
 def _asked(fraction: float, clients: int) -> int | None:

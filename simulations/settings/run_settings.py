@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import tomli_w
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.evaluation.caps import WITHOUT_BUDGET
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.stragglers import StragglerModel
 
@@ -382,6 +383,8 @@ def check_known(key: str, known: Iterable[str]) -> None:
     names = sorted(known)
     if key in names:
         return
+    if key == "evaluation":
+        raise InvalidParameterError("--set", key, f"a known key: {WITHOUT_BUDGET}")
     if key in _OF_FLOWER:
         raise InvalidParameterError("--set", key, f"a known key, {_OF_FLOWER[key]}")
     close = get_close_matches(key, names, n=2, cutoff=0.6)

@@ -314,16 +314,25 @@ def evaluate_client(
     arrays: Mapping[str, NDArray[Any]],
     index: int,
     clients: int,
+    *,
+    labels: int = 0,
 ) -> tuple[int, dict[str, float]]:
     """Return the number of a client's records and the ``loss`` and ``accuracy`` on them.
 
-    Parameters and errors are those of `train_client`.
+    Parameters
+    ----------
+    task, settings, arrays, index, clients
+        As of `train_client`; so are the errors.
+    labels : int, default 0
+        Number of labels whose records are counted, too, as ``label-0``, ``label-1``, ...
     """
-    features, labels = _client_inputs(task, settings, index, clients)
+    features, own = _client_inputs(task, settings, index, clients)
     if current_cap() is not None:  # a scheme that protects records asks for their losses
-        evaluate_per_record(_model(task, arrays), features, labels, loss=task.loss)
-        return len(labels), {}
-    return len(labels), _evaluated(task, arrays, features, labels)
+        evaluate_per_record(_model(task, arrays), features, own, loss=task.loss)
+        return len(own), {}
+    counts = np.bincount(own, minlength=labels).tolist() if labels else []
+    counted = {f"label-{label}": count for label, count in enumerate(counts)}
+    return len(own), {**_evaluated(task, arrays, features, own), **counted}
 
 
 def evaluate_server(

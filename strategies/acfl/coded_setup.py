@@ -115,6 +115,8 @@ class CodedSetup(SchemeStrategy):
             the clients of a round.
         """
         self._model()
+        if self.options.evaluation is not None:
+            self._planned().evaluation_terms(parties=0)
         if lacking := sorted(self._without_rate()):
             raise InvalidParameterError(
                 "straggler_rate", "a dict", f"a rate for every client, {lacking} among them"

@@ -34,17 +34,23 @@ from flwr_privacy.errors import (
     check_flag,
     check_integer,
 )
-from flwr_privacy.keywords import check_usual, checked_keywords
+from flwr_privacy.evaluation import PrivateEvaluation
+from flwr_privacy.keywords import check_options, check_usual, checked_keywords
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.secure_sum import Bounds
 from flwr_privacy.strategies.budget import budget_metrics
+from flwr_privacy.strategies.private_evaluation import (
+    EvaluationRequest,
+    PrivateEvaluations,
+    check_evaluation,
+)
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.request_log import ClientReply, arrays_of
 from flwr_privacy.wire import fields as records
-from flwr_privacy.wire.message import TRAIN
+from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 from .coded_setup import SETUP, CodedSetup
 
@@ -95,6 +101,10 @@ class ACFL(CodedSetup):
     rounds : int, optional
         Rounds over which the budget is spread; by default those of `start`. Needed where a `start`
         of your own runs the rounds.
+    evaluation : PrivateEvaluation, optional
+        Has clients evaluate the model on the data that they train on, with `NoisedRecords` and
+        one-hot labels, a part of the budget set aside for it. The loss is half of the squared error
+        of a record, and `loss_cap` its cap. By default clients are not asked to evaluate.
 
     Raises
     ------
@@ -106,12 +116,14 @@ class ACFL(CodedSetup):
     The model is the only array, W, of shape (features, labels); use float64. The setup is an
     exchange before the first round that waits for everybody; who does not answer it takes no part
     in the training, because its data would miss in the coded gradient. Clients that join later are
-    set up then, but not into a secure sum. Clients send no metrics and are not asked to evaluate.
+    set up then, but not into a secure sum. Clients send no metrics. They are asked to evaluate with
+    `evaluation` only: under a secure sum those who sent gradients, otherwise `fraction_evaluate` of
+    all.
 
     Guarantee
     ---------
     Adversary: an honest-but-curious server; with a secure sum also the clients that collude with
-    it. With `NoisedRecords`: the setup and all gradients of the training are
+    it. With `NoisedRecords`: the setup, all gradients and all evaluations of the training are
     (epsilon, delta)-differentially private for data sets that differ in one record that is added or
     removed, by Gaussian differential privacy over the releases that each client charges to its own
     ledger; gradients are clipped per record. Under a secure sum the noise is in shares.
@@ -151,16 +163,18 @@ class ACFL(CodedSetup):
     ridge: float = 0.0
     batch_fraction: float = 1.0
     rounds: int | None = None
+    evaluation: PrivateEvaluation | None = None
 
     scheme: ClassVar[str] = "acfl"
     metrics_phases: ClassVar[frozenset[str]] = frozenset()
     summable: ClassVar[bool] = True
-    sum_phases: ClassVar[frozenset[str]] = frozenset({SETUP, TRAIN})
+    sum_phases: ClassVar[frozenset[str]] = frozenset({SETUP, TRAIN, EVALUATE})
     weight_key = "num-examples"  # the clients' own: 1
 
     def __post_init__(self) -> None:
         if self.rounds is not None:
             check_integer("rounds", self.rounds, minimum=1)
+        check_options(ACFL, self, "evaluation")
         check_flag("project", self.project)
         check_flag("symmetrize", self.symmetrize)
         if self.shift is not None and self.schedule in ("constant", "inverse"):
@@ -173,7 +187,9 @@ class ACFL(CodedSetup):
             encoding=self.encoding,
             symmetric_noise=self.symmetric_noise,
             batch_fraction=self.batch_fraction,
+            evaluation=self.evaluation,
         )
+        check_evaluation(self, self.evaluation)
         optimal = isinstance(self.privacy, NoisedSetup) and self.privacy.split == "optimal"
         if not (self.project or optimal or self.weighting.alpha == "bounds"):
             where = "without project, alpha='bounds' or split='optimal', which use it"
@@ -184,8 +200,16 @@ class ACFL(CodedSetup):
             raise InvalidParameterError(
                 "learning_rate", None, "a step size, where there are no coded data to tell it"
             )
+        asked = self.fraction_evaluate if self.evaluation is not None else 0.0
         super().__post_init__()
-        self.fraction_evaluate = 0.0
+        self.fraction_evaluate = asked
+        if self.evaluation is not None and self.secure_sum and self.weighting.coded_only:
+            raise InvalidParameterError(
+                "alpha",
+                self.weighting.alpha,
+                "below 1 with a private evaluation under a secure sum: it is the second sum of a "
+                "round, and the clients of its first one are those who sent gradients",
+            )
         if self.secure_sum is not None and self.weighting.own_rates is not None:
             raise InvalidParameterError(
                 "straggler_rate",
@@ -209,6 +233,10 @@ class ACFL(CodedSetup):
         self._done = 0  # the last round that is over
         self._terms: GradientTerms | None = None
         self._quorum: tuple[int, int, int] | None = None
+        self._trained = False
+        self._evaluations: PrivateEvaluations | None = None
+        if self.evaluation is not None:
+            self._evaluations = PrivateEvaluations(self, self.evaluation)
 
     # -- A round -----------------------------------------------------------------------------
 
@@ -254,6 +282,9 @@ class ACFL(CodedSetup):
             cost=lambda client: charge,
             forecast=partial(terms.forecast, self._planned_rounds() or 1) if charge else None,
         )
+        if self._evaluations is not None:
+            due = self._evaluations.due(server_round, rounds=self._planned().rounds)
+            instruction = self._evaluations.summed_next(instruction, server_round, due=due)
         if self.weighting.own_rates is None:
             return instruction
         rates = self._own_rates(terms)
@@ -297,7 +328,7 @@ class ACFL(CodedSetup):
         self, server_round: int, found: RoundSums | None, metrics: MetricRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the model after the step of a round (ACFL, (9) and (10)); None to keep it."""
-        self._done = server_round
+        self._done, self._trained = server_round, False
         new = self.descent.step(
             self._model(),
             found,
@@ -309,10 +340,38 @@ class ACFL(CodedSetup):
         )
         if new is None:
             return None, None
+        self._trained = True
         (name,), (like,) = self._template.keys(), self._template.values()
         answered = 0 if found is None else found.answered
         renewed = {name: new.astype(like.dtype)}
         return self.renewed(server_round, renewed, metrics, max(1, answered)), metrics
+
+    # -- An evaluation -----------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask clients for noised counts, if they evaluate; otherwise ask nobody."""
+        if self._evaluations is None:
+            return []
+        plan, parties = self._planned(), 0
+        if self.secure_sum is not None and self._terms is not None:
+            parties = self._terms.parties
+        due = self._evaluations.due(server_round, rounds=plan.rounds)
+        self._evaluations.trained = self._trained and due
+        request = EvaluationRequest(
+            terms=plan.evaluation_terms(parties=parties),
+            without=self._evaluations.used_up(plan.evaluations),
+        )
+        return self._evaluations.configure(grid, server_round, arrays, config, request)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the metrics of an evaluation, with their intervals."""
+        if self._evaluations is None:
+            return None
+        return self._evaluations.aggregate(server_round, replies)
 
     # -- The privacy card and the history ----------------------------------------------------
 
@@ -361,6 +420,7 @@ class ACFL(CodedSetup):
             "weights": self.descent.state(),
             "done": self._done,
             "insecure": self._insecure,
+            "trained": self._trained,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -374,15 +434,16 @@ class ACFL(CodedSetup):
         mine = {**self.options.lasting(), "rounds": self._planned_rounds()}
         theirs = {**state["wish"], "rounds": state["rounds"]}
         for key, value in mine.items():
-            if theirs[key] != value:
+            if (other := theirs.get(key)) != value:
                 raise CheckpointError(
-                    f"the checkpoint has {key} = {theirs[key]!r}, not {value!r}: what was set up "
-                    "and charged cannot be changed"
+                    f"the checkpoint has {key} = {other!r}, not {value!r}: what was set up and "
+                    "charged cannot be changed"
                 )
         self._insecure = state["insecure"]
         self._set_up.load(state)
         self.descent.load(state["weights"])
         self._done = state["done"]
+        self._trained = state.get("trained", False)
 
     # -- Parts -------------------------------------------------------------------------------
 

@@ -376,7 +376,7 @@ class CentralDP(SchemeStrategy):
         if secure_sum is not None and self.terms is not None and self.terms.noise == DISTRIBUTED:
             quorum = secure_sum.quorum_of(self._cohort)
         return guarantee_of(
-            self.plan or self._plan_of(rounds=1, q=1.0),
+            self.plan or self.plan_of(rounds=1, q=1.0),
             summed=secure_sum is not None,
             quorum=quorum,
             kept_back=kept_back(self._template, self.keep_back),
@@ -404,7 +404,7 @@ class CentralDP(SchemeStrategy):
             If they were made for another budget, another number of rounds or other clipping.
         """
         rounds = rounds_of(self.rounds, self.planned_rounds)
-        mine = {**asdict(self._plan_of(rounds=rounds, q=1.0)), **self._clipping}
+        mine = {**asdict(self.plan_of(rounds=rounds, q=1.0)), **self._clipping}
         theirs = {**(state["plan"] or {}), **state["clipping"]}
         for key, value in mine.items():
             # Those two are not known before there are clients.
@@ -430,21 +430,35 @@ class CentralDP(SchemeStrategy):
             asked, self._population = self.messenger.sampler.sample_size(
                 fraction=self.fraction_train, minimum=self.min_train_nodes
             )
-            self.plan = self._plan_of(rounds=rounds, q=min(1.0, asked / self._population))
+            evaluating, _ = self.messenger.sampler.sample_size(
+                fraction=self.fraction_evaluate, minimum=self.min_evaluate_nodes
+            )
+            self.plan = self.plan_of(
+                rounds=rounds,
+                q=min(1.0, asked / self._population),
+                evaluation_q=min(1.0, evaluating / self._population),
+            )
         return self.plan
 
-    def _plan_of(self, *, rounds: int, q: float) -> CentralDPNoisePlan:
+    def plan_of(self, *, rounds: int, q: float, evaluation_q: float = 1.0) -> CentralDPNoisePlan:
+        """Return the noise of a training.
+
+        Parameters
+        ----------
+        rounds : int
+            Rounds planned.
+        q, evaluation_q : float
+            Fractions of the clients that are asked in a round, and in an evaluation: this one says
+            nothing where those evaluate who trained, or everybody is charged.
+        """
         plan = self.privacy.plan(self.clipping, rounds=rounds, q=q)
         if self.evaluation is None:
             return plan
         count = self.evaluation.count(rounds)
         if self.secure_sum is not None:  # those evaluate who trained
             count = min(count, plan.releases)
-        elif not self._amplified and self.federation.met:
-            asked, population = self.messenger.sampler.sample_size(
-                fraction=self.fraction_evaluate, minimum=self.min_evaluate_nodes
-            )
-            count = participations(count, min(1.0, asked / population))
+        elif not self._amplified:
+            count = participations(count, evaluation_q)
         return replace(plan, evaluation_share=self.evaluation.share, evaluations=count)
 
     def _evaluated(self, server_round: int) -> bool:

@@ -13,7 +13,7 @@ the step to the new model (`model_step`), and what is kept across runs (`experim
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -29,6 +29,7 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.evaluation.caps import WITHOUT_BUDGET
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import CardRelease, Described, PrivacyCard, settings_of
@@ -98,6 +99,8 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     metrics_phases: ClassVar[frozenset[str]] = frozenset({TRAIN, EVALUATE})
     """Phases in which the app's own metrics leave a client's node."""
     keeps_statistics: ClassVar[bool] = False  # whether running statistics are never uploaded
+    not_here: ClassVar[Mapping[str, str]] = {"evaluation": WITHOUT_BUDGET}
+    """Keywords that other schemes have, with what to do here."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.loop, LoopOptions):

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from flwr_privacy.errors import CheckpointError
-from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.errors import CheckpointError, InvalidParameterError, check_choice
+from flwr_privacy.evaluation import PrivateEvaluation
+from flwr_privacy.evaluation.caps import ACCURACIES
+from flwr_privacy.m2fdp import DeviceNoise, PaperNoise, RecordNoise, TierPrivacy, TierTree
 
-__all__ = ["check_calibrated", "plain", "tree_of"]
+__all__ = ["check_calibrated", "check_evaluated", "plain", "tree_of"]
 
 _LONGEST_VALUE = 500  # characters of a value in a message
 
@@ -52,11 +54,38 @@ def check_calibrated(now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
         If a value is another one.
     """
     for key, value in now.items():
-        if then[key] != value:
+        if then.get(key) != value:
             raise CheckpointError(
-                f"the checkpoint was calibrated for {key} = {_shown(then[key])}, not "
+                f"the checkpoint was calibrated for {key} = {_shown(then.get(key))}, not "
                 f"{_shown(value)}: the noise of the rounds that are done cannot be changed"
             )
+
+
+def check_evaluated(privacy: TierPrivacy, evaluation: PrivateEvaluation | None) -> None:
+    """Refuse an evaluation that has no share in a budget, or a loss that nobody can clip.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is one.
+    """
+    if evaluation is None:
+        return
+    if not isinstance(privacy, DeviceNoise | RecordNoise):
+        kind, reason = type(privacy).__name__, "there is no budget to take a share of"
+        if isinstance(privacy, PaperNoise):
+            reason = "its noise does not keep a budget of which evaluations could have a share"
+        raise InvalidParameterError(
+            "evaluation", type(evaluation).__name__, f"None with {kind}: {reason}"
+        )
+    if isinstance(privacy, RecordNoise):
+        check_choice("accuracy", evaluation.accuracy, ACCURACIES)
+    if isinstance(privacy, RecordNoise) and evaluation.loss_cap is not None:
+        raise InvalidParameterError(
+            "loss_cap",
+            evaluation.loss_cap,
+            "None at record level: a mean of losses cannot be clipped record by record",
+        )
 
 
 def _shown(value: Any) -> str:

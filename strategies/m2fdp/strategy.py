@@ -6,7 +6,7 @@ tree meet in an event. The server simulates the aggregators, or passes sealed me
 aggregators that are nodes of their own (`relay`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +22,7 @@ from flwr_privacy.errors import (
     check_flag,
     check_integer,
 )
+from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.m2fdp import (
     AdaptiveControl,
@@ -40,19 +41,25 @@ from flwr_privacy.m2fdp import (
 )
 from flwr_privacy.m2fdp.forecast import forecast_of
 from flwr_privacy.m2fdp.plan import STEP_RULES
+from flwr_privacy.m2fdp.terms import RECORD
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.strategies.budget import budget_metrics
 from flwr_privacy.strategies.loop.base import SchemeStrategy
+from flwr_privacy.strategies.private_evaluation import (
+    EvaluationRequest,
+    PrivateEvaluations,
+    check_evaluation,
+)
 from flwr_privacy.strategies.requests.messenger import Assigned, only
 from flwr_privacy.strategies.requests.request_log import arrays_of
 from flwr_privacy.strategies.state.experiment import to_record
 from flwr_privacy.wire.layout import Layout
 from flwr_privacy.wire.message import TRAIN
 
-from .calibrated import check_calibrated, plain, tree_of
+from .calibrated import check_calibrated, check_evaluated, plain, tree_of
 from .relay import Relay
 from .simulated_aggregators import SimulatedAggregators
 from .tier_charges import TierCharges
@@ -90,7 +97,8 @@ class M2FDP(SchemeStrategy):
     fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `flwr_privacy.strategies.loop.base.SchemeStrategy`. `fraction_train`
         (or `min_train_nodes`, as a share of the devices) is the share of the devices under each
-        lowest aggregator that take part in a round. Clients are not asked to evaluate.
+        lowest aggregator that take part in a round. Clients are asked to evaluate with
+        `evaluation` only.
     tree : TierTree
         The aggregators and who is trusted: ``TierTree.of_fanouts((10, 5), p=0.5)``, where the
         clients are the leaves in the order of their names, or ``TierTree.read(file)``.
@@ -123,11 +131,21 @@ class M2FDP(SchemeStrategy):
         refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
     insecure_seed : int, optional
         Seed of the noise of aggregators that the server simulates, for tests: protects nobody.
+    evaluation : PrivateEvaluation, optional
+        Has devices evaluate the model, with `DeviceNoise` or `RecordNoise`, a part of the budget
+        set aside for it. By default they are not asked to evaluate.
 
     Raises
     ------
     InvalidParameterError
-        If a value is not allowed.
+        If a value is not allowed, or two do not go together.
+
+    Notes
+    -----
+    In an evaluation each device adds all of the noise to its counts and sends them to the server,
+    also one that has an aggregator that it trusts: aggregators have no part in it, whether the
+    server simulates them or not. `fraction_evaluate` of the clients are asked; under `RecordNoise`
+    those of them that have trained before, so that one accountant has the whole budget of a device.
 
     Guarantee
     ---------
@@ -137,7 +155,8 @@ class M2FDP(SchemeStrategy):
     trusted: for simulations. Against messages that do not follow the protocol: see
     `flwr_privacy.clients.M2FDPClient`; a server is bound by the policies of all these nodes.
     Neighbours: all data of one device replaced, or with `RecordNoise` one record more.
-    Covered: everything that leaves the zone in the whole training, (epsilon, delta) per device, by
+    Covered: everything that leaves the zone in the whole training and its evaluations together,
+    (epsilon, delta) per device, by
     Gaussian differential privacy (by a Renyi filter with `RecordNoise`) over the releases that each
     device charges to its own ledger. Not covered: members of one zone from each other; who takes
     part; with `PaperNoise` the budget that was asked for; with `SmoothDrift` or `LemmaDrift` losses
@@ -165,6 +184,7 @@ class M2FDP(SchemeStrategy):
     resources: ResourceModel | None = None
     keep_back: Sequence[str] | None = None
     insecure_seed: int | None = None
+    evaluation: PrivateEvaluation | None = None
 
     scheme: ClassVar[str] = "m2fdp"
     metrics_phases: ClassVar[frozenset[str]] = frozenset()
@@ -172,9 +192,12 @@ class M2FDP(SchemeStrategy):
     weight_key = WEIGHT
 
     def __post_init__(self) -> None:
+        check_options(M2FDP, self, "tree", "privacy", "schedule", "control", "evaluation")
+        check_evaluated(self.privacy, self.evaluation)
+        check_evaluation(self, self.evaluation)
         super().__post_init__()
-        self.fraction_evaluate = 0.0  # what devices say of their data has no noise
-        check_options(M2FDP, self, "tree", "privacy", "schedule", "control")
+        if self.evaluation is None:
+            self.fraction_evaluate = 0.0  # what devices say of their data has no noise
         for name in ("relay", "perturb_reg"):
             check_flag(name, getattr(self, name))
         check_choice("step_rule", self.step_rule, STEP_RULES)
@@ -208,6 +231,10 @@ class M2FDP(SchemeStrategy):
         self._plan: M2FDPRoundPlan | None = None
         self._relay: Relay | None = None
         self._chosen: dict[str, list[str]] = {}
+        self._trained = False
+        self._evaluations: PrivateEvaluations | None = None
+        if self.evaluation is not None:
+            self._evaluations = PrivateEvaluations(self, self.evaluation)
 
     # -- Before the first round --------------------------------------------------------------
 
@@ -259,6 +286,7 @@ class M2FDP(SchemeStrategy):
             min_children=self.min_children,
             step_rule=self.step_rule,
             keep_back=self._kept_back,
+            evaluation=self.evaluation,
         )
 
     def stop(self) -> str:
@@ -287,6 +315,7 @@ class M2FDP(SchemeStrategy):
         self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Train a round: for each segment an exchange with the devices, then an event."""
+        self._trained = False
         if self.fraction_train == 0:
             return None, None
         self._plan = self._tier_schedule.plan(server_round)
@@ -322,6 +351,7 @@ class M2FDP(SchemeStrategy):
         self._write_tree()
         if model is None:
             return None, None
+        self._trained = True
         metrics, average = metrics or MetricRecord(), self._layout.arrays(model)
         return self.renewed(server_round, average, metrics, float(answered)), metrics
 
@@ -389,6 +419,36 @@ class M2FDP(SchemeStrategy):
         self._charges.pay(exchange, self.messenger.request_log(TRAIN))
         return (mean if isinstance(mean, TierSums) else None), metrics
 
+    # -- An evaluation -----------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask devices for noised counts, if they evaluate; otherwise ask nobody."""
+        if self._evaluations is None:
+            return []
+        due = self._evaluations.due(server_round, rounds=self.plan.rounds)
+        self._evaluations.trained = self._trained and due
+        without = set(self.federation.clients()) - set(self.tree.devices)
+        without |= self._evaluations.used_up(self.plan.evaluations)
+        if self.privacy.unit == RECORD:
+            without |= set(self.tree.devices) - self._that_trained()
+        request = EvaluationRequest(terms=self.plan.evaluation_terms(), without=without)
+        return self._evaluations.configure(grid, server_round, arrays, config, request)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the metrics of an evaluation, with their intervals."""
+        if self._evaluations is None:
+            return None
+        return self._evaluations.aggregate(server_round, replies)
+
+    def _that_trained(self) -> set[str]:
+        """Return the devices that have answered in a training: their ledgers begin with it."""
+        trainings = (release for release in self.releases if release.phase == TRAIN)
+        return {c for r in trainings for c in set(r.clients).difference(r.unanswered or ())}
+
     # -- What it promises --------------------------------------------------------------------
 
     def guarantee(self) -> Guarantee:
@@ -420,6 +480,7 @@ class M2FDP(SchemeStrategy):
             "noised": self.privacy.noised,
             "steps_left": self._tier_schedule.steps_left,
             "insecure": self._insecure,
+            "trained": self._trained,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -435,10 +496,11 @@ class M2FDP(SchemeStrategy):
         self._devices = list(state["devices"])
         self._steps_left = int(state["steps_left"])
         self._insecure = state["insecure"]
+        self._trained = state.get("trained", False)
 
     def _calibrated(self) -> dict[str, Any]:
         """Return what the noise of all rounds depends on."""
-        names = ("privacy", "schedule", "step_rule", "min_children", "control")
+        names = ("privacy", "schedule", "step_rule", "min_children", "control", "evaluation")
         parts = {name: plain(getattr(self, name)) for name in names}
         # What steps and uploads cost has a say in the choices of a controller, in nothing else.
         costs = None if self.control is None else plain(self.resources or ResourceModel())

@@ -8,10 +8,11 @@ from typing import Any
 from flwr_privacy.errors import refusals
 from flwr_privacy.privacy.guarantee import Guarantee
 
-__all__ = ["ending", "next_commands", "trained_rounds"]
+__all__ = ["ending", "in_words", "next_commands", "trained_rounds"]
 
 _SHOWN_ROUNDS = 5
 _MEASURED = {"server": "the server", "evaluate": "the clients"}
+_LOW, _HIGH = "_low", "_high"  # endings of the names of an interval's ends
 _FIRST = ("accuracy", "loss")  # of the metrics of a model; others are shown where these lack
 
 Line = Mapping[str, Any]
@@ -89,12 +90,46 @@ def _trained(lines: Sequence[Line], planned: int) -> str:
 
 
 def _measured(lines: Sequence[Line]) -> list[str]:
-    """Return what the last evaluation found; the server's counts if there is one."""
+    """Return what the last evaluations found: the server's if there is one, and private ones."""
+    told: list[str] = []
     for table, who in _MEASURED.items():
         for line in reversed(lines):
-            found = {k: v for k, v in (line.get(table) or {}).items() if isinstance(v, int | float)}
-            if found:
+            found = line.get(table) or {}
+            if not any(isinstance(value, int | float) for value in found.values()):
+                continue
+            private = any(name.endswith(_LOW) for name in found)
+            if private:
+                told.append(f"measured by {who} after round {line['round']}: {in_words(found)}")
+            elif not told:
+                found = {k: v for k, v in found.items() if isinstance(v, int | float)}
                 shown = {name: found[name] for name in _FIRST if name in found} or found
-                numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
-                return [f"measured by {who} after round {line['round']}: {numbers}"]
-    return []
+                told.append(f"measured by {who} after round {line['round']}: {in_words(shown)}")
+            break
+    return told
+
+
+def in_words(metrics: Mapping[str, Any]) -> str:
+    """Return metrics as text, each with its interval if it has one, and lists as they are.
+
+    Examples
+    --------
+    >>> in_words({"accuracy": 0.8123, "accuracy_low": 0.7, "accuracy_high": 0.9, "evaluated": 20.2})
+    'accuracy 0.8123 (0.7 to 0.9), evaluated 20.2'
+    >>> in_words({"label_histogram": [3.4, 7.0], "label_histogram_low": [0.0, 3.6]})
+    'label_histogram 3.4 7'
+    """
+    told = []
+    for name, value in metrics.items():
+        if name.endswith((_LOW, _HIGH)):
+            continue
+        low, high = metrics.get(f"{name}{_LOW}"), metrics.get(f"{name}{_HIGH}")
+        told.append(f"{name} {_shown(value)}")
+        if isinstance(low, int | float) and isinstance(high, int | float):
+            told[-1] += f" ({low:.4g} to {high:.4g})"
+    return ", ".join(told)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(f"{entry:.3g}" for entry in value)
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)

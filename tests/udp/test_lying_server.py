@@ -9,6 +9,7 @@ import torch
 from asked_terms import loss_terms, udp_terms
 from flwr.app import Context, RecordDict
 
+from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.clients import UDPClient
 from flwr_privacy.clients.node.base import Trained
 from flwr_privacy.clients.torch import get_arrays, initialise, linear, train_per_record
@@ -115,8 +116,27 @@ def test_an_experiment_cannot_change_its_accountant_on_the_way(tmp_path: Path) -
     plain = UDPTerms(**{**RECORD.__dict__, "epochs": 1, "batch_size": 0, "bound": "general"})
     node.train(plain)
     sampled = UDPTerms(**{**plain.__dict__, "sampling_rate": 0.5})
-    with pytest.raises(ProtocolError, match=r"sampling 0\.5: this experiment had none before"):
+    with pytest.raises(ProtocolError, match=r"sampling 0\.5: this experiment began with none"):
         node.train(sampled, round=2)
+
+
+def test_after_a_sampled_release_the_accountant_of_samples_has_the_others_too(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    values = {"epochs": 1, "batch_size": 0, "bound": "general", "epsilon": 3.0}
+    values |= {"noise_multiplier": 2.0}
+    plain = UDPTerms(**{**RECORD.__dict__, **values})
+    node.train(UDPTerms(**{**plain.__dict__, "sampling_rate": 0.5}))
+    ledger = Ledger(tmp_path / "a.ledger", data_set="a")
+    charges = [entry.charge for entry in ledger.entries()]
+    more = Charge(noise_multiplier=plain.noise_multiplier, gap=plain.gap)
+    while spent([*charges, more], delta=plain.delta, accountant="rdp") <= 3.0 and len(charges) < 9:
+        node.train(plain, round=len(charges) + 1)
+        charges = [entry.charge for entry in ledger.entries()]
+    assert {charge.sampling for charge in charges} == {0.5, 1.0}
+    with pytest.raises(DeclinedError, match="the budget is spent"):
+        node.train(plain, round=len(charges) + 1)
 
 
 @pytest.mark.parametrize(
