@@ -30,7 +30,7 @@ from flwr_privacy.clients import acfl as acfl_client
 from flwr_privacy.m2fdp import zone_average
 from flwr_privacy.privacy.noise import discrete_gaussian
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.audits import acfl, central, flower, m2fdp
+from flwr_privacy.simulations.research.audits import acfl, central, flower, m2fdp
 from flwr_privacy.strategies import participants
 from flwr_privacy.strategies.central_dp.strategy import CentralDP
 from flwr_privacy.strategies.m2fdp.simulated_aggregators import SimulatedAggregators
@@ -144,17 +144,23 @@ CASES: dict[str, Bug] = {
         central.central_server, noise(central_mean, EverySecond("missing"))
     ),
     "server: numbers without noise": Bug(central.central_server, noise(central_mean, only_arrays)),
-    "server: a public seed": Bug(central.central_server, public_server_seed, "again"),
+    "server: a public seed": Bug(central.central_server, public_server_seed, "again", sessions=2),
     # in shares
     "shares: too small": Bug(central.central_shares, too_many_shares),
     "shares: missing": Bug(central.central_shares, noise(central_mean, EverySecond("missing"))),
     "shares: all alike": Bug(central.central_shares, noise(central_mean, always_the_same)),
     "shares: 5 % without noise": Bug(central.central_shares, noise(central_mean, partly)),
     # samples
-    "clients: twice the rate": Bug(central.central_sampled, drawn(twice_as_many), "sampled"),
-    "clients: always those": Bug(central.central_sampled, drawn(always_those), "depend"),
-    "clients: by a public seed": Bug(central.central_sampled, drawn(by_a_public_seed), "depend"),
-    "clients: so many": Bug(central.central_sampled, drawn(so_many), "fixed size"),
+    "clients: twice the rate": Bug(
+        central.central_sampled, drawn(twice_as_many), "sampled", sessions=2
+    ),
+    "clients: always those": Bug(
+        central.central_sampled, drawn(always_those), "depend", sessions=2
+    ),
+    "clients: by a public seed": Bug(
+        central.central_sampled, drawn(by_a_public_seed), "depend", sessions=2
+    ),
+    "clients: so many": Bug(central.central_sampled, drawn(so_many), "fixed size", sessions=2),
     # ACFL
     "acfl: bounds not kept": Bug(acfl.acfl_records, bounds_not_kept),
     "acfl: gradients clipped too weakly": Bug(acfl.acfl_records, gradients_clipped_too_weakly),
@@ -174,7 +180,7 @@ CASES: dict[str, Bug] = {
         m2fdp.m2fdp_zone, clips(partial(clip_too_weakly, times=2.0))
     ),
     "zone: noise of a larger one": Bug(m2fdp.m2fdp_zone, of_a_larger_zone),
-    "zone: one child missing": Bug(m2fdp.m2fdp_zone, one_child_missing),
+    "zone: one child missing": Bug(m2fdp.m2fdp_zone, one_child_missing, sessions=2),
     "zone: no noise every second time": Bug(
         m2fdp.m2fdp_zone, noise(zone_average, EverySecond("missing"))
     ),

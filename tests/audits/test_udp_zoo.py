@@ -41,7 +41,7 @@ from flwr_privacy.clients.torch import record_gradients
 from flwr_privacy.pipeline.planned_release import PlannedRelease
 from flwr_privacy.privacy import updates
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.audits import udp
+from flwr_privacy.simulations.research.audits import udp
 from flwr_privacy.udp import terms as udp_terms
 from flwr_privacy.udp.schedule import UDPNoisePlan
 
@@ -191,8 +191,8 @@ CASES: dict[str, Bug] = {
     "10 % with half of the noise": Bug(udp.udp_users, noise(udp_terms, partly_less)),
     "arrays without noise": Bug(udp.udp_users, noise(udp_terms, without_the_end)),
     "the same noise everywhere": Bug(udp.udp_users, noise(udp_terms, always_the_same)),
-    "a public generator": Bug(udp.udp_users, noise(udp_terms, public), "again"),
-    "a public seed": Bug(udp.udp_users, noise(udp_terms, numbered()), "again"),
+    "a public generator": Bug(udp.udp_users, noise(udp_terms, public), "again", sessions=2),
+    "a public seed": Bug(udp.udp_users, noise(udp_terms, numbered()), "again", sessions=2),
     "no noise in every second answer": Bug(
         udp.udp_users, noise(udp_terms, EverySecond("missing")), "noise"
     ),

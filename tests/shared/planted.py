@@ -13,8 +13,8 @@ from flwr_privacy.pipeline import answer as pipeline_answer
 from flwr_privacy.privacy import updates
 from flwr_privacy.privacy.noise import discrete_gaussian
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.audits.observed import Session
-from flwr_privacy.simulations.audits.report import REFUTED, audited
+from flwr_privacy.simulations.research.audits.observed import Session
+from flwr_privacy.simulations.research.audits.verdicts import REFUTED, audited
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 Draw = Callable[[int, float, SecureRandom], np.ndarray]
@@ -27,6 +27,7 @@ class Bug:
     subject: Callable[[], Session]
     plant: Plant
     because: str = ""
+    sessions: int = 1
 
 
 def noise(module: ModuleType, draw: Draw) -> Plant:
@@ -200,7 +201,7 @@ def check_refuted(bug: Bug, patch: pytest.MonkeyPatch) -> None:
     """Plant a bug, audit the training that shows it, and check the verdict."""
     bug.plant(patch)
     sessions = []
-    for _ in range(2):
+    for _ in range(bug.sessions):
         np.random.seed(0)  # noqa: NPY002 - a generator that anybody can seed is public
         sessions.append(bug.subject())
     audit = audited("planted", sessions)

@@ -130,6 +130,7 @@ def listen(
     rounds: int,
     start: Mapping[str, NDArray[Any]],
     simulated: bool = False,
+    insecure_seed: int | None = None,
 ) -> Heard:
     """Train inline and return all that was heard.
 
@@ -146,13 +147,15 @@ def listen(
     simulated : bool, default False
         Whether the clients are simulated ones, whose answers without noise are allowed; by default
         they are as in a deployment.
+    insecure_seed : int, optional
+        Seed of the nodes' noise, for tests.
     """
     nodes = [
         {"partition-id": i, "num-partitions": clients, "client-id": str(i), SIMULATED: simulated}
         for i in range(clients)
     ]
     with tempfile.TemporaryDirectory(prefix="flwr-privacy-audit-") as folder:
-        grid = _ListeningGrid(app, nodes, state=folder)
+        grid = _ListeningGrid(app, nodes, state=folder, insecure_seed=insecure_seed)
         with closing(grid), quiet(_SILENT), acting_as_server(grid.run_id):
             try:
                 result = strategy.start(grid, _record(start), num_rounds=rounds)

@@ -186,7 +186,7 @@ def _distance(sessions: Sequence[Session]) -> tuple[float, float] | None:
     the length of a vector with an entry for each release, and this is its part along a direction.
     """
     kinds = _far([r for s in sessions for r in s.releases])
-    if sum(len(those) for those in kinds.values()) < _LEAST:
+    if sum(len(r.best) for those in kinds.values() for r in those) < _LEAST:
         return None
     noise = np.concatenate([_beside(r) for those in kinds.values() for r in those])
     if noise.size < _LEAST_NOISE:
@@ -199,8 +199,9 @@ def _distance(sessions: Sequence[Session]) -> tuple[float, float] | None:
     mu = error = 0.0
     for phase, those in kinds.items():
         part = turn * answered[phase] * weights[phase] / length
-        mu += part * float(np.mean([r.worth + r.excess for r in those])) / spread
-        error += part**2 / len(those)
+        pulls = np.concatenate([r.worth + r.excess for r in those])
+        mu += part * float(pulls.mean()) / spread
+        error += part**2 / pulls.size
     # The spread itself is known to one part in the root of twice the entries.
     return mu, math.sqrt(error + mu**2 / (2 * noise.size))
 
@@ -220,7 +221,5 @@ def _far(releases: Sequence[Released]) -> dict[str, list[Released]]:
 
 def _beside(release: Released) -> Vector:
     """Return the noise of a release at right angles to its canary."""
-    assert release.canary is not None
-    weighed = release.canary / release.sigma
-    noise: Vector = release.noise - weighed * (release.excess / float(np.linalg.norm(weighed)))
+    noise: Vector = release.noise - release.excess @ release.best
     return noise

@@ -18,9 +18,20 @@ from .claims import DELTA, claim_of
 from .observed import Coins, Released, Session, Vector
 from .training import Heard, Model, crafted_app, listen
 
-__all__ = ["central_sampled", "central_server", "central_shares"]
+__all__ = [
+    "NORM",
+    "by_server",
+    "central_sampled",
+    "central_server",
+    "central_shares",
+    "charges_of",
+    "in_shares",
+    "published",
+]
 
-_NORM = 0.5
+NORM = 0.5
+"""Clipping norm of CentralDP."""
+
 _NAMES = [name for name in MODEL if name != COUNTER]
 _SIZES = tuple(int(np.size(MODEL[name])) for name in _NAMES)
 _KINDS = [kind for kind in KINDS if kind not in ("fails", "NaN", "infinite")]
@@ -33,6 +44,7 @@ def central_server(
     rounds: int = 10,
     strategy: type[CentralDP] = CentralDP,
     half: type[SchemeClient] = CentralDPClient,
+    insecure_seed: int | None = None,
 ) -> Session:
     """Train with noise by a trusted server; the audit sees what it publishes.
 
@@ -44,15 +56,15 @@ def central_server(
         How many there are.
     strategy, half : type
         The halves of the scheme.
+    insecure_seed : int, optional
+        Seed of the noise, for tests.
     """
-    made = strategy(
-        privacy=ServerNoise(epsilon=epsilon, delta=DELTA, clipping_norm=_NORM),
-        loop=_loop(),
-        min_train_nodes=clients,
-        min_available_nodes=clients,
-        rounds=rounds,
+    made = by_server(
+        strategy, epsilon=epsilon, clients=clients, rounds=rounds, insecure_seed=insecure_seed
     )
-    return _heard(made, half, epsilon=epsilon, clients=clients, rounds=rounds)
+    return _heard(
+        made, half, epsilon=epsilon, clients=clients, rounds=rounds, insecure_seed=insecure_seed
+    )
 
 
 def central_shares(
@@ -62,21 +74,17 @@ def central_shares(
     rounds: int = 10,
     strategy: type[CentralDP] = CentralDP,
     half: type[SchemeClient] = CentralDPClient,
+    insecure_seed: int | None = None,
 ) -> Session:
     """Train with noise in shares under a secure sum; the parameters are those of `central_server`.
 
-    All clients have to be in a sum, and none colludes: the noise of the shares is then that of the
-    charge, and no more.
+    With fewer than five clients all have to be in a sum, and none colludes: the noise of the shares
+    is then that of the charge, and no more.
     """
-    made = strategy(
-        privacy=DistributedNoise(epsilon=epsilon, delta=DELTA, clipping_norm=_NORM),
-        secure_sum=SecureSum(threshold=clients, colluders=0),
-        loop=_loop(),
-        min_train_nodes=clients,
-        min_available_nodes=clients,
-        rounds=rounds,
+    made = in_shares(strategy, epsilon=epsilon, clients=clients, rounds=rounds)
+    return _heard(
+        made, half, epsilon=epsilon, clients=clients, rounds=rounds, insecure_seed=insecure_seed
     )
-    return _heard(made, half, epsilon=epsilon, clients=clients, rounds=rounds)
 
 
 def central_sampled(
@@ -86,6 +94,7 @@ def central_sampled(
     rounds: int = 5,
     strategy: type[CentralDP] = CentralDP,
     half: type[SchemeClient] = CentralDPClient,
+    insecure_seed: int | None = None,
 ) -> Session:
     """Train on secret Poisson samples of clients; the audit sees who was asked.
 
@@ -94,7 +103,13 @@ def central_sampled(
     """
     epsilon = 60.0
     made = strategy(
-        privacy=ServerNoise(epsilon=epsilon, delta=DELTA, clipping_norm=_NORM, sampling="poisson"),
+        privacy=ServerNoise(
+            epsilon=epsilon,
+            delta=DELTA,
+            clipping_norm=NORM,
+            sampling="poisson",
+            insecure_seed=insecure_seed,
+        ),
         loop=_loop(),
         fraction_train=rate,
         min_train_nodes=1,
@@ -107,15 +122,58 @@ def central_sampled(
         return model, 1
 
     app = crafted_app(train, [as_mod(half)])
-    heard = listen(made, app, clients=clients, rounds=rounds, start=start, simulated=True)
+    heard = listen(
+        made,
+        app,
+        clients=clients,
+        rounds=rounds,
+        start=start,
+        simulated=True,
+        insecure_seed=insecure_seed,
+    )
     thrown = np.zeros((rounds, clients), np.bool_)
     for server_round, client in heard.asked:
         thrown[server_round - 1, int(client)] = True
     return Session(
         releases=[],
-        claim=claim_of(_charges(made), budget=epsilon, turn=1.0),
-        answered={TRAIN: len(_published(heard, start))},
+        claim=claim_of(charges_of(made), budget=epsilon, turn=1.0),
+        answered={TRAIN: len(published(heard, start))},
         coins=Coins(rate=rate, thrown=thrown),
+    )
+
+
+def by_server(
+    strategy: type[CentralDP],
+    *,
+    epsilon: float,
+    clients: int,
+    rounds: int,
+    insecure_seed: int | None = None,
+) -> CentralDP:
+    """Return a strategy whose server adds the noise; updates are clipped to `NORM`."""
+    return strategy(
+        privacy=ServerNoise(
+            epsilon=epsilon, delta=DELTA, clipping_norm=NORM, insecure_seed=insecure_seed
+        ),
+        loop=_loop(),
+        min_train_nodes=clients,
+        min_available_nodes=clients,
+        rounds=rounds,
+    )
+
+
+def in_shares(strategy: type[CentralDP], *, epsilon: float, clients: int, rounds: int) -> CentralDP:
+    """Return a strategy whose clients add the noise in shares.
+
+    As many collude as a node takes for granted, a fifth of the clients.
+    """
+    return strategy(
+        privacy=DistributedNoise(epsilon=epsilon, delta=DELTA, clipping_norm=NORM),
+        secure_sum=SecureSum(threshold=clients, colluders=clients // 5),
+        loop=_loop(),
+        min_train_nodes=clients,
+        min_available_nodes=clients,
+        rounds=rounds,
     )
 
 
@@ -124,7 +182,13 @@ def _loop() -> LoopOptions:
 
 
 def _heard(
-    made: CentralDP, half: type[SchemeClient], *, epsilon: float, clients: int, rounds: int
+    made: CentralDP,
+    half: type[SchemeClient],
+    *,
+    epsilon: float,
+    clients: int,
+    rounds: int,
+    insecure_seed: int | None,
 ) -> Session:
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
         own, name = _planted(server_round, clients)
@@ -132,11 +196,19 @@ def _heard(
         return (own.after(start) if client == name else start), examples
 
     app = crafted_app(train, [as_mod(half)])
-    heard = listen(made, app, clients=clients, rounds=rounds, start=MODEL, simulated=True)
-    charges = _charges(made)
-    published = _published(heard, MODEL)
+    heard = listen(
+        made,
+        app,
+        clients=clients,
+        rounds=rounds,
+        start=MODEL,
+        simulated=True,
+        insecure_seed=insecure_seed,
+    )
+    charges = charges_of(made)
+    steps = published(heard, MODEL)
     releases = []
-    for place, update in enumerate(published):
+    for place, update in enumerate(steps):
         own, _ = _planted(place + 1, clients)
         charge = charges[min(place, len(charges) - 1)]
         releases.append(
@@ -145,7 +217,7 @@ def _heard(
                 kind=own.kind,
                 values=update * clients,
                 expected=own.expected,
-                sigma=charge.noise_multiplier * 2 * _NORM,
+                sigma=charge.noise_multiplier * 2 * NORM,
                 blocks=_SIZES,
                 canary=own.direction,
                 reach=own.reach,
@@ -155,22 +227,22 @@ def _heard(
     return Session(
         releases=releases,
         claim=claim_of(charges, budget=epsilon, turn=2.0),
-        answered={TRAIN: len(published)},
+        answered={TRAIN: len(steps)},
     )
 
 
 def _planted(server_round: int, clients: int) -> tuple[Canary, str]:
     """Return the canary of a round, and who has it."""
     kind = _KINDS[server_round % len(_KINDS)]
-    return canary(kind, _NORM, "sum", server_round), str(server_round % clients)
+    return canary(kind, NORM, "sum", server_round), str(server_round % clients)
 
 
-def _charges(made: CentralDP) -> list[Charge]:
+def charges_of(made: CentralDP) -> list[Charge]:
     """Return the charges that the server counts for a client that is asked every time."""
     return [release.charge for release in made.releases if release.phase == TRAIN]
 
 
-def _published(heard: Heard, start: Model) -> list[Vector]:
+def published(heard: Heard, start: Model) -> list[Vector]:
     """Return the steps from each published model to the next."""
     models = {reply.round: reply.start for reply in heard.replies if reply.phase == TRAIN}
     path = [models[server_round] for server_round in sorted(models)] + [heard.model]

@@ -14,9 +14,11 @@ from .claims import DELTA, charge_of, claim_of, most_answered
 from .observed import Claim, Released, Session
 from .training import Heard, Model, Reply, crafted_app, listen
 
-__all__ = ["m2fdp_devices", "m2fdp_zone"]
+__all__ = ["NORM", "m2fdp_devices", "m2fdp_zone", "of_tree"]
 
-_NORM = 0.5
+NORM = 0.5
+"""Clipping norm of M2FDP."""
+
 _NAMES = [name for name in MODEL if name != COUNTER]
 _SIZES = tuple(int(np.size(MODEL[name])) for name in _NAMES)
 
@@ -28,6 +30,7 @@ def m2fdp_devices(
     rounds: int = 7,
     strategy: type[M2FDP] = M2FDP,
     half: type[SchemeClient] = M2FDPClient,
+    insecure_seed: int | None = None,
 ) -> Session:
     """Train devices whose parents nobody trusts: each adds its own noise.
 
@@ -39,8 +42,18 @@ def m2fdp_devices(
         How many there are.
     strategy, half : type
         The halves of the scheme.
+    insecure_seed : int, optional
+        Seed of the noise, for tests.
     """
-    heard = _trained(strategy, half, (clients, 1), epsilon=epsilon, rounds=rounds, trusted=False)
+    heard = _trained(
+        strategy,
+        half,
+        (clients, 1),
+        epsilon=epsilon,
+        rounds=rounds,
+        trusted=False,
+        insecure_seed=insecure_seed,
+    )
     releases = []
     for reply in heard.replies:
         own = _planted(reply.client, reply.round)
@@ -51,7 +64,7 @@ def m2fdp_devices(
                 kind=own.kind,
                 values=np.concatenate(codes) * CodeGrid(reply.fields["grid"]).step,
                 expected=own.expected,
-                sigma=charge_of(heard, reply).noise_multiplier * 2 * _NORM,
+                sigma=charge_of(heard, reply).noise_multiplier * 2 * NORM,
                 blocks=_SIZES,
                 canary=own.direction,
                 reach=own.reach,
@@ -74,12 +87,21 @@ def m2fdp_zone(
     rounds: int = 10,
     strategy: type[M2FDP] = M2FDP,
     half: type[SchemeClient] = M2FDPClient,
+    insecure_seed: int | None = None,
 ) -> Session:
     """Train devices under one aggregator that they trust; the audit sees what leaves the zone.
 
     The parameters are those of `m2fdp_devices`. In each round one device has a canary.
     """
-    heard = _trained(strategy, half, (1, clients), epsilon=epsilon, rounds=rounds, trusted=True)
+    heard = _trained(
+        strategy,
+        half,
+        (1, clients),
+        epsilon=epsilon,
+        rounds=rounds,
+        trusted=True,
+        insecure_seed=insecure_seed,
+    )
     models = {reply.round: reply.start for reply in heard.replies}
     path = [models[server_round] for server_round in sorted(models)] + [heard.model]
     releases = []
@@ -93,7 +115,7 @@ def m2fdp_zone(
                 kind=own.kind,
                 values=np.concatenate([(new[n] - old[n]).reshape(-1) for n in _NAMES]),
                 expected=own.expected / clients,
-                sigma=charge.noise_multiplier * 2 * _NORM / clients,
+                sigma=charge.noise_multiplier * 2 * NORM / clients,
                 blocks=_SIZES,
                 canary=own.direction,
                 reach=own.reach / clients,
@@ -113,16 +135,10 @@ def _trained(
     epsilon: float,
     rounds: int,
     trusted: bool,
+    insecure_seed: int | None,
 ) -> Heard:
     clients = fanouts[0] * fanouts[1]
-    made = strategy(
-        tree=TierTree.of_fanouts(fanouts, p=1.0 if trusted else None),
-        privacy=DeviceNoise(epsilon=epsilon, delta=DELTA, clipping_norm=_NORM),
-        schedule=EventSchedule(),
-        loop=LoopOptions(experiment_id="audit", seed=0, write_card=False),
-        min_train_nodes=clients,
-        min_available_nodes=clients,
-    )
+    made = of_tree(strategy, fanouts, epsilon=epsilon, trusted=trusted, insecure_seed=insecure_seed)
 
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
         if trusted and int(client) != server_round % clients:
@@ -132,19 +148,48 @@ def _trained(
 
     app = crafted_app(train, [as_mod(half)])
     # Codes without noise leave a node only sealed, or where it is simulated, as the zone is here.
-    return listen(made, app, clients=clients, rounds=rounds, start=MODEL, simulated=trusted)
+    return listen(
+        made,
+        app,
+        clients=clients,
+        rounds=rounds,
+        start=MODEL,
+        simulated=trusted,
+        insecure_seed=insecure_seed,
+    )
+
+
+def of_tree(
+    strategy: type[M2FDP],
+    fanouts: tuple[int, int],
+    *,
+    epsilon: float,
+    trusted: bool,
+    insecure_seed: int | None = None,
+) -> M2FDP:
+    """Return a strategy over a tree with one tier of aggregators; a step is clipped to `NORM`."""
+    clients = fanouts[0] * fanouts[1]
+    return strategy(
+        tree=TierTree.of_fanouts(fanouts, p=1.0 if trusted else None),
+        privacy=DeviceNoise(epsilon=epsilon, delta=DELTA, clipping_norm=NORM),
+        schedule=EventSchedule(),
+        loop=LoopOptions(experiment_id="audit", seed=0, write_card=False),
+        min_train_nodes=clients,
+        min_available_nodes=clients,
+        insecure_seed=insecure_seed,
+    )
 
 
 def _planted(client: str, server_round: int) -> Canary:
     """Return the canary of a device that trusts nobody."""
     kind = KINDS[(int(client) + 3 * server_round) % len(KINDS)]
-    return canary(kind, _NORM, client, server_round)
+    return canary(kind, NORM, client, server_round)
 
 
 def _in_zone(server_round: int, clients: int) -> Canary:
     """Return the canary of a zone. None fails: a simulated device then takes no part."""
     kinds = [kind for kind in KINDS if kind != "fails"]
-    return canary(kinds[server_round % len(kinds)], _NORM, server_round % clients, server_round)
+    return canary(kinds[server_round % len(kinds)], NORM, server_round % clients, server_round)
 
 
 def _claim(heard: Heard, epsilon: float) -> Claim:

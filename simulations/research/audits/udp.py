@@ -18,9 +18,11 @@ from .claims import DELTA, charge_of, claim_of, most_answered
 from .observed import Claim, Coins, Released, Session, Vector, clipped
 from .training import Heard, Model, Reply, crafted_app, listen
 
-__all__ = ["udp_records", "udp_sampled", "udp_users"]
+__all__ = ["NORM", "udp_records", "udp_sampled", "udp_users", "users"]
 
-_NORM = 0.5
+NORM = 0.5
+"""Clipping norm of UDP."""
+
 _GRID_BITS = 18  # so that even updates that are far too long have codes
 _NAMES = [name for name in MODEL if name != COUNTER]
 _SIZES = tuple(int(np.size(MODEL[name])) for name in _NAMES)
@@ -38,6 +40,7 @@ def udp_users(
     rounds: int = 7,
     strategy: type[UDP] = UDP,
     half: type[SchemeClient] = UDPClient,
+    insecure_seed: int | None = None,
 ) -> Session:
     """Train UDP at user level with canaries, and return what its server hears.
 
@@ -49,19 +52,18 @@ def udp_users(
         How many there are.
     strategy, half : type
         The halves of the scheme.
+    insecure_seed : int, optional
+        Seed of the noise, for tests.
     """
-    made = _made(
-        strategy,
-        UserLevel(epsilon=epsilon, delta=DELTA, clipping_norm=_NORM, grid_bits=_GRID_BITS),
-        clients=clients,
-        rounds=rounds,
-    )
+    made = users(strategy, epsilon=epsilon, clients=clients, rounds=rounds)
 
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
         return _planted(client, server_round).after(start), int(client) + 1
 
     app = crafted_app(train, [as_mod(half)])
-    heard = listen(made, app, clients=clients, rounds=rounds, start=MODEL)
+    heard = listen(
+        made, app, clients=clients, rounds=rounds, start=MODEL, insecure_seed=insecure_seed
+    )
     return Session(
         releases=[_upload(reply, heard) for reply in heard.replies],
         claim=_claim(heard, budget=epsilon),
@@ -78,6 +80,7 @@ def udp_records(
     rounds: int = 7,
     strategy: type[UDP] = UDP,
     half: type[SchemeClient] = UDPClient,
+    insecure_seed: int | None = None,
 ) -> Session:
     """Train UDP at record level, with a record in each client whose gradient is far too long.
 
@@ -85,7 +88,7 @@ def udp_records(
     """
     made = _made(
         strategy,
-        RecordLevel(epsilon=epsilon, delta=DELTA, clipping_norm=_NORM, learning_rate=_STEP),
+        RecordLevel(epsilon=epsilon, delta=DELTA, clipping_norm=NORM, learning_rate=_STEP),
         clients=clients,
         rounds=rounds,
     )
@@ -94,7 +97,9 @@ def udp_records(
         return _descended(_records(client, server_round)[0], start)
 
     app = crafted_app(train, [as_mod(half)])
-    heard = listen(made, app, clients=clients, rounds=rounds, start=_linear())
+    heard = listen(
+        made, app, clients=clients, rounds=rounds, start=_linear(), insecure_seed=insecure_seed
+    )
     return Session(
         releases=[_step_upload(reply, heard) for reply in heard.replies],
         claim=_claim(heard, budget=epsilon),
@@ -109,6 +114,7 @@ def udp_sampled(
     rounds: int = 6,
     strategy: type[UDP] = UDP,
     half: type[SchemeClient] = UDPClient,
+    insecure_seed: int | None = None,
 ) -> Session:
     """Train UDP on secret samples of records, each of which pulls at a weight of its own.
 
@@ -120,7 +126,7 @@ def udp_sampled(
         RecordLevel(
             epsilon=epsilon,
             delta=DELTA,
-            clipping_norm=_NORM,
+            clipping_norm=NORM,
             learning_rate=_STEP,
             sampling_rate=rate,
         ),
@@ -134,15 +140,23 @@ def udp_sampled(
         return _descended(features, start)
 
     app = crafted_app(train, [as_mod(half)])
-    heard = listen(made, app, clients=2, rounds=rounds, start=_linear())
+    heard = listen(
+        made, app, clients=2, rounds=rounds, start=_linear(), insecure_seed=insecure_seed
+    )
     rows = [_values(reply)[:_MEMBERS] for reply in heard.replies]
-    pull = _STEP * _NORM / (rate * _MEMBERS)
+    pull = _STEP * NORM / (rate * _MEMBERS)
     return Session(
         releases=[],
         claim=_claim(heard, budget=epsilon),
         answered=most_answered(heard),
         coins=Coins(rate=rate, thrown=np.array([row < -pull / 2 for row in rows])),
     )
+
+
+def users(strategy: type[UDP], *, epsilon: float, clients: int, rounds: int) -> UDP:
+    """Return a strategy at user level; updates are clipped to `NORM`."""
+    privacy = UserLevel(epsilon=epsilon, delta=DELTA, clipping_norm=NORM, grid_bits=_GRID_BITS)
+    return _made(strategy, privacy, clients=clients, rounds=rounds)
 
 
 def _made(strategy: type[UDP], privacy: Any, *, clients: int, rounds: int) -> UDP:
@@ -163,7 +177,7 @@ def _claim(heard: Heard, *, budget: float) -> Claim:
 def _planted(client: str, server_round: int) -> Canary:
     """Return the canary of a client in a round."""
     kind = KINDS[(int(client) + 3 * server_round) % len(KINDS)]
-    return canary(kind, _NORM, client, server_round)
+    return canary(kind, NORM, client, server_round)
 
 
 def _values(reply: Reply) -> Vector:
@@ -178,7 +192,7 @@ def _upload(reply: Reply, heard: Heard) -> Released:
     known = [*_NAMES]
     if FAILED_NAME in reply.arrays:
         known.append(FAILED_NAME)
-        expected = np.append(expected, _NORM if own.fails else 0.0)
+        expected = np.append(expected, NORM if own.fails else 0.0)
         direction = np.append(direction, 0.0)
         blocks = (*blocks, 1)
     codes = [np.asarray(reply.arrays[name], np.float64).reshape(-1) for name in known]
@@ -188,7 +202,7 @@ def _upload(reply: Reply, heard: Heard) -> Released:
         kind=own.kind,
         values=np.concatenate(codes) * CodeGrid(reply.fields["grid"]).step,
         expected=expected,
-        sigma=charge_of(heard, reply).noise_multiplier * 2 * _NORM,
+        sigma=charge_of(heard, reply).noise_multiplier * 2 * NORM,
         blocks=blocks,
         canary=direction,
         reach=own.reach,
@@ -198,8 +212,8 @@ def _upload(reply: Reply, heard: Heard) -> Released:
 
 def _step_upload(reply: Reply, heard: Heard) -> Released:
     records, direction = _records(reply.client, reply.round)
-    steps = np.array([clipped(record, _NORM) for record in records.astype(np.float64)])
-    reach = _STEP * _NORM / _RECORDS
+    steps = np.array([clipped(record, NORM) for record in records.astype(np.float64)])
+    reach = _STEP * NORM / _RECORDS
     return Released(
         place=(reply.client, reply.round),
         kind="a far record",
@@ -223,7 +237,7 @@ def _records(client: str, server_round: int) -> tuple[np.ndarray, Vector]:
     """Return the records of a client, the first of them far away, and its direction."""
     draws = stream(0, "records", client, server_round)
     features = draws.normal(size=(_RECORDS, sum(_ARRAYS))).astype(np.float32)
-    features[1:] *= 0.1 * _NORM / np.sqrt(features.shape[1])
+    features[1:] *= 0.1 * NORM / np.sqrt(features.shape[1])
     features[0] *= _FAR
     far = features[0].astype(np.float64)
     return features, far / np.linalg.norm(far)

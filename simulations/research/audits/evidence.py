@@ -169,7 +169,7 @@ def _of_canaries(releases: Sequence[Released]) -> list[Evidence]:
     """Test how far canaries reach, for all of them and for each kind."""
     found = []
     for name, those in _kinds(releases):
-        scores = np.array([r.excess for r in those if r.canary is not None])
+        scores = np.concatenate([r.excess for r in those])
         if scores.size:
             total = float(scores.sum() / math.sqrt(scores.size))
             found.append((name, total, float(norm.sf(total))))

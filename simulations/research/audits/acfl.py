@@ -34,6 +34,7 @@ def acfl_records(
     rounds: int = 5,
     strategy: type[ACFL] = ACFL,
     half: type[SchemeClient] = ACFLClient,
+    insecure_seed: int | None = None,
 ) -> Session:
     """Train with noise for records in the setup and in all gradients.
 
@@ -45,6 +46,8 @@ def acfl_records(
         How many there are.
     strategy, half : type
         The halves of the scheme.
+    insecure_seed : int, optional
+        Seed of the noise, for tests.
     """
     made = strategy(
         privacy=NoisedRecords(epsilon=epsilon, delta=DELTA, clipping_norm=_NORM),
@@ -62,7 +65,9 @@ def acfl_records(
         return half(data, context, excess="clip")  # type: ignore[call-arg, arg-type]
 
     app = own_client_app(client, lambda context: _data(str(context.node_config["client-id"])))
-    heard = listen(made, app, clients=clients, rounds=rounds, start=_START)
+    heard = listen(
+        made, app, clients=clients, rounds=rounds, start=_START, insecure_seed=insecure_seed
+    )
     charges = max(heard.charges.values(), key=len, default=[])
     return Session(
         releases=[_released(reply, heard) for reply in heard.replies],

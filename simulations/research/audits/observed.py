@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Claim", "Coins", "Released", "Session", "clipped"]
+__all__ = ["Claim", "Coins", "Guessed", "Released", "Session", "clipped"]
 
 Vector = NDArray[np.float64]
 
@@ -34,10 +34,11 @@ class Released:
         Standard deviation of the noise that the charge pays for.
     blocks : tuple of int
         Sizes of the arrays, one after the other.
-    canary : (d,) float64, optional
-        Direction of length 1 in which the data of the canary pull.
+    canary : (d,) or (k, d) float64, optional
+        Direction of length 1 in which the data of the canary pull; of several canaries, directions
+        at right angles.
     reach : float, default 0.0
-        How far the canary may move the release along that direction, in units of the values.
+        How far a canary may move the release along its direction, in units of the values.
     said : tuple
         Everything else in the answer, which data must not change.
     phase : str, default "train"
@@ -63,21 +64,27 @@ class Released:
 
     @property
     def worth(self) -> float:
-        """How far the canary may move the release, in standard deviations."""
-        if self.canary is None:
+        """How far a canary may move the release, in standard deviations."""
+        if self.canary is None or not self.reach:
             return 0.0
-        return self.reach * float(np.linalg.norm(self.canary / self.sigma))
+        return self.reach * float(np.linalg.norm(np.atleast_2d(self.canary / self.sigma)[0]))
 
     @property
-    def excess(self) -> float:
-        """How far beyond that it moved it: standard normal, where all is well.
+    def excess(self) -> Vector:
+        """How far beyond that each canary moved it: standard normal, where all is well.
 
-        It is read off along the best direction: that of the canary over the variances.
+        It is read off along the best directions: those of the canaries over the variances.
         """
+        return self.best @ self.noise
+
+    @property
+    def best(self) -> Vector:
+        """Directions of length 1 in which the noise is tested, (k, d)."""
         if self.canary is None:
-            return 0.0
-        weighed = self.canary / self.sigma
-        return float(weighed @ self.noise / np.linalg.norm(weighed))
+            return np.zeros((0, self.values.size))
+        weighed = np.atleast_2d(self.canary / self.sigma)
+        unit: Vector = weighed / np.linalg.norm(weighed, axis=1, keepdims=True)
+        return unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +128,28 @@ class Coins:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Guessed:
+    """Canaries that pull one way or the other, each by a coin of its own, and what is seen of them.
+
+    Parameters
+    ----------
+    coins : (k,) bool
+        The coins.
+    directions : (k, d) float64
+        In which each canary pulls, or pulls back.
+    scores : (k,) float64
+        What was seen of each, in the releases that have it.
+    total : (d,) float64
+        The sum of all releases.
+    """
+
+    coins: NDArray[np.bool_]
+    directions: Vector
+    scores: Vector
+    total: Vector
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Session:
     """All that was heard of one training.
 
@@ -136,6 +165,8 @@ class Session:
         Of what kind the data were where a question got no answer.
     coins : Coins, optional
         Secret samples.
+    guessed : Guessed, optional
+        Canaries by coins.
     weights : Mapping
         For clients that must weigh the same, the weight that each announced.
     """
@@ -145,6 +176,7 @@ class Session:
     answered: Mapping[str, int]
     silent: tuple[str, ...] = ()
     coins: Coins | None = None
+    guessed: Guessed | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
 
 
