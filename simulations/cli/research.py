@@ -225,20 +225,24 @@ def best_rounds(
 
 def attack(
     scheme: Annotated[
-        str, typer.Argument(help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp, fedvs.")
+        str,
+        typer.Argument(
+            help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp, fedvs; or audit."
+        ),
     ],
     task: Annotated[
         str | None,
         typer.Option(
             help="Task of secure-sum and m2fdp: digits-linear (default), digits-mlp, mnist-mlp; of "
             "mspdq: digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), "
-            "digits-linear; of acfl: digits-pixels, digits-rff (default: both); of fedvs: digits."
+            "digits-linear; of acfl: digits-pixels, digits-rff (default: both); of fedvs: digits; of audit: one scheme."
         ),
     ] = None,
     clients: Annotated[
         int | None,
         typer.Option(
-            help="Clients; by default 20, of mspdq 6, of udp 2, of acfl, m2fdp 5, of fedvs 16."
+            help="Clients; by default 20, of mspdq 6, of udp 2, of acfl, m2fdp 5, of fedvs 16, of "
+            "an audit's crowd 150."
         ),
     ] = None,
     records: Annotated[
@@ -254,7 +258,7 @@ def attack(
     data_root: DataRoot = None,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/attack"),
 ) -> None:
-    """Attack a scheme: show which records a server recovers from a round or a training."""
+    """Attack a scheme: show which records a server recovers, or audit the noise of all schemes."""
     from rich.console import Console
 
     from flwr_privacy.simulations.research.attack import ATTACKS

@@ -189,9 +189,11 @@ def _distance(sessions: Sequence[Session]) -> tuple[float, float] | None:
     if sum(len(r.best) for those in kinds.values() for r in those) < _LEAST:
         return None
     noise = np.concatenate([_beside(r) for those in kinds.values() for r in those])
-    if noise.size < _LEAST_NOISE:
+    # The directions of the canaries are taken out.
+    freedom = noise.size - sum(len(r.best) for those in kinds.values() for r in those)
+    if freedom < _LEAST_NOISE:
         return None
-    spread = max(float(np.sqrt(noise @ noise / noise.size)), 1 / _NO_NOISE)
+    spread = max(float(np.sqrt(noise @ noise / freedom)), 1 / _NO_NOISE)
     answered = {p: max(s.answered.get(p, 0) for s in sessions) for p in kinds}
     turn = sessions[0].claim.turn
     weights = {p: float(np.mean([r.worth for r in those])) for p, those in kinds.items()}
@@ -202,8 +204,8 @@ def _distance(sessions: Sequence[Session]) -> tuple[float, float] | None:
         pulls = np.concatenate([r.worth + r.excess for r in those])
         mu += part * float(pulls.mean()) / spread
         error += part**2 / pulls.size
-    # The spread itself is known to one part in the root of twice the entries.
-    return mu, math.sqrt(error + mu**2 / (2 * noise.size))
+    # The spread itself is known to one part in the root of twice its freedom.
+    return mu, math.sqrt(error + mu**2 / (2 * freedom))
 
 
 def _far(releases: Sequence[Released]) -> dict[str, list[Released]]:
