@@ -235,7 +235,8 @@ def attack(
         typer.Option(
             help="Task of secure-sum and m2fdp: digits-linear (default), digits-mlp, mnist-mlp; of "
             "mspdq: digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), "
-            "digits-linear; of acfl: digits-pixels, digits-rff (default: both); of fedvs: digits; of audit: one scheme."
+            "digits-linear; of acfl: digits-pixels, digits-rff (default: both); of fedvs: digits; "
+            "of audit: one scheme."
         ),
     ] = None,
     clients: Annotated[

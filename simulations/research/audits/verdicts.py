@@ -60,6 +60,8 @@ class Audit:
         Number of its tests.
     releases : int
         Releases that were heard.
+    sampled : bool, default False
+        Whether it is about secret samples, of which there is no bound on epsilon by itself.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Audit:
     against: tuple[Evidence, ...]
     tests: int
     releases: int
+    sampled: bool = False
 
     @property
     def verdict(self) -> str:
@@ -89,6 +92,8 @@ class Audit:
             return f"not refuted (this audit could have refuted epsilon below {self.bound:.3g})"
         if math.isinf(self.claimed):
             return "cannot tell: it promises nothing"
+        if self.sampled:
+            return "cannot tell epsilon from samples alone; they are as they were paid for"
         return "cannot tell: too little was heard for a bound"
 
 
@@ -123,6 +128,7 @@ def reported(heard: Mapping[str, Sequence[Session]]) -> list[Audit]:
             against=tuple(sorted(against[name], key=lambda one: one.p)),
             tests=sum(1 for other, _ in family if other == name),
             releases=sum(len(s.releases) for s in sessions),
+            sampled=any(s.coins is not None for s in sessions),
         )
         for name, sessions in heard.items()
     ]
@@ -198,6 +204,8 @@ def _distance(sessions: Sequence[Session]) -> tuple[float, float] | None:
     turn = sessions[0].claim.turn
     weights = {p: float(np.mean([r.worth for r in those])) for p, those in kinds.items()}
     length = math.sqrt(sum(answered[p] * w**2 for p, w in weights.items()))
+    if length == 0:
+        return None
     mu = error = 0.0
     for phase, those in kinds.items():
         part = turn * answered[phase] * weights[phase] / length
