@@ -3,14 +3,23 @@
 The noise is in a sum, so in each round one client has a canary, and the others change nothing.
 """
 
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.clients import CentralDPClient, SchemeClient, as_mod
 from flwr_privacy.secure_sum import SecureSum
-from flwr_privacy.strategies import CentralDP, DistributedNoise, LoopOptions, ServerNoise
+from flwr_privacy.strategies import (
+    CentralDP,
+    DistributedNoise,
+    LoopOptions,
+    SchemeStrategy,
+    ServerNoise,
+)
 from flwr_privacy.wire.message import TRAIN
 
 from .canaries import COUNTER, KINDS, MODEL, Canary, canary
@@ -237,12 +246,12 @@ def _planted(server_round: int, clients: int) -> tuple[Canary, str]:
     return canary(kind, NORM, "sum", server_round), str(server_round % clients)
 
 
-def charges_of(made: CentralDP) -> list[Charge]:
+def charges_of(made: SchemeStrategy) -> list[Charge]:
     """Return the charges that the server counts for a client that is asked every time."""
     return [release.charge for release in made.releases if release.phase == TRAIN]
 
 
-def published(heard: Heard, start: Model) -> list[Vector]:
+def published(heard: Heard, start: Mapping[str, NDArray[Any]]) -> list[Vector]:
     """Return the steps from each published model to the next."""
     models = {reply.round: reply.start for reply in heard.replies if reply.phase == TRAIN}
     path = [models[server_round] for server_round in sorted(models)] + [heard.model]

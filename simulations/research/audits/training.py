@@ -211,7 +211,9 @@ def _round(message: Message) -> int:
 
 
 def _reply(question: Message, reply: Message, client: str) -> Reply:
-    phase, fields, said = "train", {}, {}
+    phase = "train"
+    fields: Fields = {}
+    said: Fields = {}
     if RECORD in question.content:
         header, fields = Header.read(question.content[RECORD])
         phase = header.phase
