@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from click.core import ParameterSource
 
-from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, Engine
 from flwr_privacy.simulations.settings.run_settings import parse_assignments
 
@@ -256,17 +256,28 @@ def attack(
     seed: Annotated[
         int, typer.Option(help="Root of all random draws except those of the schemes.")
     ] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="How many seeds from there on; of secure-sum, which prints ranges.")
+    ] = 1,
     data_root: DataRoot = None,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/attack"),
 ) -> None:
     """Attack a scheme: show which records a server recovers, or audit the noise of all schemes."""
     from rich.console import Console
 
-    from flwr_privacy.simulations.research.attack import ATTACKS
+    from flwr_privacy.simulations.research.attack import ATTACKS, OVER_SEEDS
     from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 
+    if check_integer("seeds", seeds, minimum=1) != 1 and scheme not in OVER_SEEDS:
+        raise InvalidParameterError("seeds", seeds, f"1, but for {', '.join(OVER_SEEDS)}")
     options = AttackOptions(
-        task=task, clients=clients, records=records, seed=seed, data_root=data_root, out=out
+        task=task,
+        clients=clients,
+        records=records,
+        seed=seed,
+        seeds=seeds,
+        data_root=data_root,
+        out=out,
     )
     report = ATTACKS[check_choice("scheme", scheme, ATTACKS)](options)
     console = Console()

@@ -11,7 +11,10 @@ from flwr_privacy.simulations.research.mspdq.attack import report as report_mspd
 from flwr_privacy.simulations.research.secure_sum.attack import report as report_secure_sum
 from flwr_privacy.simulations.research.udp.attack import report as report_udp
 
-__all__ = ["ATTACKS"]
+__all__ = ["ATTACKS", "OVER_SEEDS"]
+
+OVER_SEEDS = ("secure-sum",)
+"""Attacks whose numbers are ranges over seeds."""
 
 ATTACKS: dict[str, Callable[[AttackOptions], Report]] = {
     "secure-sum": report_secure_sum,
