@@ -55,7 +55,8 @@ def nan_passes(patch: pytest.MonkeyPatch) -> None:
         vector = np.concatenate([part.reshape(-1) for part in difference])
         length = float(np.sqrt(vector @ vector))
         # As Flower clips: min(1, norm / nan) is 1.
-        vector *= min(1.0, clipping_norm / length) if length else 1.0
+        with np.errstate(invalid="ignore"):
+            vector *= min(1.0, clipping_norm / length) if length else 1.0
         vector[~np.isfinite(vector)] = 0.0
         return updates.Update(vector, {n: np.shape(start[n]) for n in names})
 
