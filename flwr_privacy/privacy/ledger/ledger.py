@@ -26,14 +26,13 @@ from flwr_privacy.errors import (
     check_integer,
     check_number,
 )
+from flwr_privacy.privacy.policy import UNITS
 from flwr_privacy.wire.files import (
     DamagedFileError,
     exclusive_lock,
     read_checksummed,
     write_checksummed,
 )
-
-from .policy import UNITS
 
 __all__ = ["Entry", "Ledger", "LockedLedger", "Question"]
 
