@@ -7,7 +7,7 @@ from typing import cast
 
 from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
 from flwr_privacy.errors import DeclinedError, ProtocolError
-from flwr_privacy.privacy.ledger import Entry
+from flwr_privacy.privacy.ledger import Entry, LedgerView
 
 from .mechanism import ReleasePlan
 from .node_store import NodeStore
@@ -67,12 +67,12 @@ class PlannedRelease:
             digest="" if plan.noise_follows else request.digest,
         )
 
-    def check_affordable(self, entries: Sequence[Entry]) -> None:
+    def check_affordable(self, ledger: LedgerView) -> None:
         """Decline the release if the experiment's budget or the node's policy does not allow it.
 
         Parameters
         ----------
-        entries : sequence of Entry
+        ledger : LedgerView
             The ledger so far.
 
         Raises
@@ -83,33 +83,33 @@ class PlannedRelease:
             If the experiment has protected another unit before.
         """
         plan, experiment_id = self.plan, self.request.question.experiment_id
-        mine = [entry for entry in entries if entry.question.experiment_id == experiment_id]
-        if any(entry.unit != plan.unit for entry in mine):
+        mine = ledger.totals(experiment_id)
+        if mine.units - {plan.unit}:
             raise ProtocolError(f"unit '{plan.unit}': this experiment had another one before")
         # A cap is one accountant's; with another on the way it would not be proven.
-        if any((entry.charge.sampling < 1) != (self.charge.sampling < 1) for entry in mine):
+        if any((one.sampling < 1) != (self.charge.sampling < 1) for one in mine.charges):
             raise ProtocolError(
                 f"sampling {self.charge.sampling:g}: this experiment had "
                 f"{'none' if self.charge.sampling < 1 else 'some'} before"
             )
-        own = [entry.charge for entry in mine]
+        own = mine.charges
         cap = plan.epsilon * (1 + _ROUNDING)
         if (after := self._passing(own, epsilon=cap, delta=plan.delta)) is not None:
             before = spent(own, delta=plan.delta, accountant=fitting(own))
             raise DeclinedError(
                 f"the budget is spent: epsilon {before:.6g} of {plan.epsilon:.6g} after "
-                f"{len(own)} releases, and {after:.6g} with another one, at delta {plan.delta:g}"
+                f"{mine.count} releases, and {after:.6g} with another one, at delta {plan.delta:g}"
             )
         policy = self.store.policy
         if policy.max_epsilon is None:
             return
-        if not plan.proven or any(entry.scheme.endswith(UNPROVEN) for entry in entries):
+        everything = ledger.totals()
+        if not plan.proven or any(scheme.endswith(UNPROVEN) for scheme in everything.schemes):
             raise DeclinedError(
                 "the node's policy has max_epsilon, and its ledger has releases whose cost is not "
                 "proven, or would have one"
             )
-        everything = [entry.charge for entry in entries]
-        after = self._passing(everything, epsilon=policy.max_epsilon, delta=policy.delta)
+        after = self._passing(everything.charges, epsilon=policy.max_epsilon, delta=policy.delta)
         if after is not None:
             logger.warning(
                 "client %s declines: the node's policy has max_epsilon = %.6g at delta %g: with "

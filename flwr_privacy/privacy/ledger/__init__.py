@@ -1,6 +1,8 @@
 """The privacy ledger of a data set: its file, its entries, and the chains that commit to them."""
 
 from .chain import Head
-from .ledger import Entry, Ledger, LockedLedger, Question
+from .entries import Entry, Question
+from .ledger import Ledger, LockedLedger
+from .view import LedgerView, Totals
 
-__all__ = ["Entry", "Head", "Ledger", "LockedLedger", "Question"]
+__all__ = ["Entry", "Head", "Ledger", "LedgerView", "LockedLedger", "Question", "Totals"]

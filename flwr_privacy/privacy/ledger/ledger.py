@@ -9,24 +9,13 @@ for crashes of processes, not for power cuts.
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.accounting import Charge
-from flwr_privacy.errors import (
-    InvalidParameterError,
-    LedgerError,
-    check_choice,
-    check_integer,
-    check_number,
-)
-from flwr_privacy.privacy.policy import UNITS
+from flwr_privacy.errors import LedgerError, check_integer, check_number
 from flwr_privacy.wire.files import (
     DamagedFileError,
     exclusive_lock,
@@ -34,115 +23,15 @@ from flwr_privacy.wire.files import (
     write_checksummed,
 )
 
-__all__ = ["Entry", "Ledger", "LockedLedger", "Question"]
+from .chain import Head
+from .entries import Entry, check_name
+from .view import LedgerView
+
+__all__ = ["Ledger", "LockedLedger"]
 
 _MAGIC = b"flwr-privacy ledger\n"
 _VERSION = 2
 _ANSWERED = "answered"  # the one key of a line that is no entry
-_LARGEST_NUMBER = 2**63 - 1  # of an integer in Flower's ConfigRecord
-_LONGEST_NAME = 128
-_DIGEST = re.compile(r"([0-9a-f]{32})?")
-_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """The key of a server's request; a resumed round that asks again uses the same key.
-
-    Parameters
-    ----------
-    experiment_id, phase : str
-        Identity of the experiment and phase within the round: 1 to 128 printable ASCII characters.
-    server_round, request : int
-        Round, and number of the question within its round and phase: 0 to 2**63 - 1.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed; it may come from an adversary.
-    """
-
-    experiment_id: str
-    phase: str
-    server_round: int
-    request: int = 0
-
-    def __post_init__(self) -> None:
-        _check_name("experiment_id", self.experiment_id)
-        _check_name("phase", self.phase)
-        check_integer("server_round", self.server_round, minimum=0, maximum=_LARGEST_NUMBER)
-        check_integer("request", self.request, minimum=0, maximum=_LARGEST_NUMBER)
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One release: the answer to one question under one scheme.
-
-    Parameters
-    ----------
-    question : Question
-        What was answered.
-    scheme : str
-        Name of the scheme: 1 to 128 printable ASCII characters.
-    unit : {"record", "user"}
-        What the charge is for: a record of the data set, or all of it.
-    charge : Charge
-        What the release costs.
-    digest : str, default ""
-        Hash of the whole question (32 hexadecimal digits): the charge is for its answer alone.
-    time : str
-        When, in UTC and to the second, as ``2025-12-31T23:59:59Z``; by default now.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a value is not allowed.
-    """
-
-    question: Question
-    scheme: str
-    unit: str
-    charge: Charge
-    digest: str = ""
-    time: str = field(default_factory=_now)
-
-    def __post_init__(self) -> None:
-        _check_name("scheme", self.scheme)
-        check_choice("unit", self.unit, UNITS)
-        if not isinstance(self.digest, str) or not _DIGEST.fullmatch(self.digest):
-            raise InvalidParameterError("digest", self.digest, "32 hexadecimal digits, or none")
-        _check_time(self.time)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the entry as plain values, for a file."""
-        values = {**vars(self.question), **vars(self), "charge": self.charge.to_dict()}
-        del values["question"]
-        return values
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Entry":
-        """Read an entry from plain values; all of them must be present.
-
-        Raises
-        ------
-        InvalidParameterError
-            If a value is missing, unknown or not allowed.
-        """
-        if set(values) != _ENTRY_KEYS:
-            raise InvalidParameterError("entry", sorted(values), f"the keys {sorted(_ENTRY_KEYS)}")
-        if not isinstance(values["charge"], Mapping):
-            raise InvalidParameterError("charge", values["charge"], "a mapping")
-        own = dict(values)
-        question = Question(**{name: own.pop(name) for name in _QUESTION_KEYS})
-        return cls(question=question, charge=Charge.from_dict(own.pop("charge")), **own)
-
-
-_QUESTION_KEYS = {entry.name for entry in fields(Question)}
-_ENTRY_KEYS = (_QUESTION_KEYS | {entry.name for entry in fields(Entry)}) - {"question"}
 
 
 class Ledger:
@@ -181,11 +70,13 @@ class Ledger:
     Examples
     --------
     >>> import tempfile
+    >>> from flwr_privacy.accounting import Charge
+    >>> from flwr_privacy.privacy.ledger import Question
     >>> folder = tempfile.TemporaryDirectory()
     >>> ledger = Ledger(Path(folder.name, "ward-7.ledger"), data_set="ward-7")
     >>> question = Question(experiment_id="e", phase="train", server_round=1)
     >>> with ledger.locked() as locked:
-    ...     if len(locked.entries) < 10:
+    ...     if locked.count < 10:
     ...         charge = Charge(noise_multiplier=2.0)
     ...         entry = Entry(question=question, scheme="udp", unit="user", charge=charge)
     ...         number = locked.charge(entry)
@@ -201,7 +92,7 @@ class Ledger:
     def __init__(self, path: str | Path, *, data_set: str, durable: bool = True) -> None:
         # Through links: the file is replaced where it lies, and its lock lies beside it.
         self.path = Path(os.path.realpath(path))
-        self.data_set = _check_name("data_set", data_set)
+        self.data_set = check_name("data_set", data_set)
         self.durable = durable
 
     def __repr__(self) -> str:
@@ -216,6 +107,26 @@ class Ledger:
             As `entries`.
         """
         return self._parse(self._read())
+
+    def view(self) -> LedgerView:
+        """Return the ledger's content as it is now; others may charge meanwhile.
+
+        Raises
+        ------
+        LedgerError
+            As `entries`.
+        """
+        return LedgerView(*self.read())
+
+    def head(self, experiment_id: str) -> Head:
+        """Return the head of an experiment's chain of charges, as it is now.
+
+        Raises
+        ------
+        LedgerError
+            As `entries`.
+        """
+        return self.view().head(experiment_id)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return every release so far; empty if the file does not exist yet.
@@ -322,16 +233,8 @@ class Ledger:
         return LedgerError(f"the privacy ledger {self.path} {text}")
 
 
-class LockedLedger:
-    """A locked ledger, as `Ledger.locked` yields it.
-
-    Attributes
-    ----------
-    entries : tuple of Entry
-        Every release so far, those charged here included.
-    answered : frozenset of int
-        Numbers of those that got an answer. The first entry has number 0.
-    """
+class LockedLedger(LedgerView):
+    """A locked ledger, as `Ledger.locked` yields it, with what was charged and answered here."""
 
     def __init__(
         self,
@@ -340,8 +243,7 @@ class LockedLedger:
         entries: tuple[Entry, ...],
         answered: frozenset[int],
     ) -> None:
-        self.entries = entries
-        self.answered = answered
+        super().__init__(entries, answered)
         self._ledger = ledger
         self._content = content
         self._held = True
@@ -362,8 +264,8 @@ class LockedLedger:
             If the ledger is not held any more.
         """
         self._add(entry.to_dict())
-        self.entries = (*self.entries, entry)
-        return len(self.entries) - 1
+        self._entries.append(entry)
+        return self.count - 1
 
     def answer(self, number: int) -> None:
         """Mark a charge as answered before the answer is sent; a second call changes nothing.
@@ -382,11 +284,11 @@ class LockedLedger:
         RuntimeError
             If the ledger is not held any more.
         """
-        if number not in range(len(self.entries)):
+        if number not in range(self.count):
             raise ValueError(f"there is no charge {number}")
-        if number not in self.answered:
+        if not self.is_answered(number):
             self._add({_ANSWERED: number})
-            self.answered |= {number}
+            self._answered.add(number)
 
     def _add(self, values: Mapping[str, Any]) -> None:
         if not self._held:
@@ -424,23 +326,3 @@ def _read_line(line: bytes) -> Entry | int:
     if set(values) != {_ANSWERED}:
         return Entry.from_dict(values)
     return check_integer(_ANSWERED, values[_ANSWERED], minimum=0)
-
-
-def _check_name(parameter: str, value: Any) -> str:
-    allowed = f"1 to {_LONGEST_NAME} printable ASCII characters"
-    if not isinstance(value, str):
-        raise InvalidParameterError(parameter, type(value).__name__, allowed)
-    if not (0 < len(value) <= _LONGEST_NAME and value.isascii() and value.isprintable()):
-        # A long one in part: it may come from an adversary.
-        raise InvalidParameterError(parameter, value[:_LONGEST_NAME], allowed)
-    return value
-
-
-def _check_time(value: Any) -> None:
-    allowed = "a time in UTC as '2025-12-31T23:59:59Z'"
-    if not isinstance(value, str) or not _TIME.fullmatch(value):
-        raise InvalidParameterError("time", value, allowed)
-    try:
-        datetime.fromisoformat(value)
-    except ValueError:
-        raise InvalidParameterError("time", value, allowed) from None

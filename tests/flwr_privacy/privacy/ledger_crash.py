@@ -131,7 +131,7 @@ def release(ledger: Ledger, *, server_round: int, request: int = 0, cap: int = 1
         experiment_id="e", phase="train", server_round=server_round, request=request
     )
     with ledger.locked(timeout=60) as locked:
-        if len(locked.entries) < cap:
+        if locked.count < cap:
             charge = Charge(noise_multiplier=1.0)
             locked.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
 
