@@ -23,6 +23,9 @@ node configuration             environment                       meaning
                                                                  for the hello alone
 ``privacy-pins``               FLWR_PRIVACY_PINS                 TOML file with the other clients'
                                                                  long-term keys
+``privacy-witness``            FLWR_PRIVACY_WITNESS              existing folder on another volume
+                                                                 for the witness of the ledger; by
+                                                                 default there is none
 ``insecure-seed``                                                seed of the noise, for tests:
                                                                  nothing is protected
 ``privacy-simulated``                                            whether the client is made up, for
@@ -73,6 +76,7 @@ __all__ = [
     "POLICY_VARIABLE",
     "SIMULATED",
     "STATE_VARIABLE",
+    "WITNESS_VARIABLE",
     "ContextStore",
     "has_policy_file",
     "identity_of",
@@ -90,15 +94,18 @@ STATE_VARIABLE, POLICY_VARIABLE = "FLWR_PRIVACY_STATE", "FLWR_PRIVACY_POLICY"
 
 IDENTITY_VARIABLE = "FLWR_PRIVACY_IDENTITY"
 
+WITNESS_VARIABLE = "FLWR_PRIVACY_WITNESS"
+
 DATA_SET_VARIABLE = "FLWR_PRIVACY_DATA_SET"
 """`flwr-privacy executor` sets it to what the operator's list says of the app that it runs."""
 
 _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
 _DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"
+_WITNESS = "privacy-witness"
 SIMULATED = "privacy-simulated"
 _OF_THE_NODE = (
     *(_STATE, _POLICY, ALLOW_UNPROTECTED, _DATA_SET, _SEED, _IDENTITY, _PINS, SIMULATED),
-    "m2fdp-role",
+    *(_WITNESS, "m2fdp-role"),
 )
 _REFUSED = {name for key in _OF_THE_NODE for name in (key, key.replace("-", "_"))}
 _VARIABLES = {
@@ -106,6 +113,7 @@ _VARIABLES = {
     ALLOW_UNPROTECTED: ALLOW_VARIABLE,
     _IDENTITY: IDENTITY_VARIABLE,
     _PINS: PINS_VARIABLE,
+    _WITNESS: WITNESS_VARIABLE,
 }
 
 _LOCK_TIMEOUT = 10.0  # seconds
@@ -135,11 +143,16 @@ class ContextStore(NodeStore):
         # What guards against power cuts protects nobody in a simulation; without it a killed
         # process still loses nothing.
         durable = not rules.simulated
-        identity, pins = (_of_node(context, key) for key in (_IDENTITY, _PINS))
+        identity, pins, witness = (_of_node(context, key) for key in (_IDENTITY, _PINS, _WITNESS))
         own: dict[str, Any] = {**vars(rules), "client_id": client_id}
         return cls(
             **own,
-            ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set, durable=durable),
+            ledger=Ledger(
+                folder / f"{data_set}.ledger",
+                data_set=data_set,
+                durable=durable,
+                witness=Path(str(witness)) if witness else None,
+            ),
             replies=ReplyCache(
                 folder / f"{client_id}.replies", durable=True, experiments=EXPERIMENTS
             )
