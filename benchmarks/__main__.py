@@ -13,6 +13,7 @@ from .controller import controller
 from .exchanges import exchanges
 from .fedvs import fedvs
 from .field import field
+from .ledger import ledger
 from .mixing import mixing
 from .noise import noise
 from .numpy_simulation import numpy_simulation
@@ -41,6 +42,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "field": field,
     "fedvs": fedvs,
     "accounting": accounting,
+    "ledger": ledger,
     "per_record": per_record,
     "calibration": calibration,
     "secure-sum": secure_sum,
