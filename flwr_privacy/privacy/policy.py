@@ -227,8 +227,9 @@ the node's policy has min_noise_multiplier = 1
             raise _declined(f"{asking} asks for a release", f"schemes = {list(self.schemes)}")
         if self.units is not None and unit not in self.units:
             raise _declined(f"{asking} protects the unit {unit!r}", f"units = {list(self.units)}")
-        if neighbours is not None and neighbours not in (allowed := self.neighbours or _USUAL):
-            default = "" if self.neighbours else ", by default"
+        allowed = _USUAL if self.neighbours is None else self.neighbours
+        if neighbours is not None and neighbours not in allowed:
+            default = ", by default" if self.neighbours is None else ""
             raise _declined(
                 f"{asking} asks for a release with a guarantee for the neighbours {neighbours!r}",
                 f"neighbours = {list(allowed)}{default}",
