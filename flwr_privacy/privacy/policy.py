@@ -6,13 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.accounting import (
-    ADD_REMOVE,
-    RELATIONS,
-    REPLACE_ONE,
-    Charge,
-    as_replaced,
-)
+from flwr_privacy.accounting import ADD_REMOVE, RELATIONS, REPLACE_ONE, Charge
 from flwr_privacy.errors import (
     DeclinedError,
     InvalidParameterError,
@@ -263,6 +257,8 @@ the node's policy has min_noise_multiplier = 1
             If a charge has no proven bound for these neighbours.
         """
         if self.relation == REPLACE_ONE:
+            from flwr_privacy.accounting import as_replaced  # late: a node may charge nothing
+
             return [as_replaced(charge) for charge in charges]
         found = list(charges)
         for charge in found:

@@ -74,7 +74,8 @@ def test_show_says_what_was_charged_and_what_is_left(ward: Ledger, tmp_path: Pat
     ]
     assert lines[9] == "  never answered: 2 more (ledger export has all)"
     assert lines[10] == (
-        f"  epsilon {total(11):.4g} at delta 1e-05 (record {total(1):.4g}, user {total(10):.4g}); "
+        f"  epsilon {total(11):.4g} at delta 1e-05 for the neighbours replace_one "
+        f"(record {total(1):.4g}, user {total(10):.4g}); "
         f"{30 - total(11):.4g} left of 30"
     )
     assert lines[11:] == [
