@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flwr_privacy.accounting import ACCOUNTANTS, Charge, spent, supports
+from flwr_privacy.accounting.neighbours import relation_of
 from flwr_privacy.errors import DataError, check_choice, check_number
 from flwr_privacy.privacy.guarantee import Guarantee
 
+from .attacker import AttackerBound, attacker_of
 from .described import Described
 from .page import card_page
 
@@ -21,6 +23,7 @@ __all__ = ["Answers", "CardRelease", "PrivacyCard"]
 
 _VERSION = 4
 _INFINITY = "infinite"
+_TIGHTEST = ("gdp", "pld", "rdp")  # first: a curve that bounds an attacker most closely
 _TOLERANCE = 1e-6  # relative; what rounding and another version of a library may move
 
 
@@ -92,6 +95,8 @@ class PrivacyCard:
         Every release so far.
     stated : dict
         Epsilon of the client that spent most, by accountant, as the run stated it.
+    attacker : AttackerBound, optional
+        What that means for an attacker; None without an epsilon.
     described : Described, optional
         What was trained, with which settings and versions.
     forecast : str, default ""
@@ -104,6 +109,7 @@ class PrivacyCard:
     guarantee: Guarantee
     releases: list[CardRelease] = field(default_factory=list)
     stated: dict[str, float] = field(default_factory=dict)
+    attacker: AttackerBound | None = None
     described: Described = field(default_factory=Described)
     forecast: str = ""
     stated_answers: Answers | None = field(default=None, compare=False)
@@ -125,6 +131,16 @@ class PrivacyCard:
                 charges.setdefault(client, []).append(release.charge)
         return charges
 
+    def relation(self) -> str | None:
+        """Return the neighbours that all charges are for (`RELATIONS`); None without charges.
+
+        Raises
+        ------
+        InvalidParameterError
+            If they are for different ones: the largest of their costs would mean nothing.
+        """
+        return relation_of(release.charge for release in self.releases)
+
     def epsilon(self, accountant: str) -> float | None:
         """Return the epsilon of the client that spent most; None if the accountant has no bound.
 
@@ -133,14 +149,20 @@ class PrivacyCard:
         accountant : {"gdp", "rdp", "pld"}
             How to compute it, at the guarantee's delta.
         """
-        delta = self.guarantee.delta
-        totals = []
+        most = self._most(accountant)
+        return None if most is None else most[0]
+
+    def _most(self, accountant: str) -> tuple[float, list[Charge]] | None:
+        """Return the epsilon and the charges of the client that spent most; None as `epsilon`."""
+        delta, most = self.guarantee.delta, (0.0, list[Charge]())
+        self.relation()  # or refuses
         for history in self._histories():
             charges = [_repeated(charge, count) for charge, count in history]
             if delta is None or not all(supports(charge, accountant) for charge in charges):
                 return None
-            totals.append(spent(charges, delta=delta, accountant=accountant))
-        return max(totals, default=0.0)
+            total = spent(charges, delta=delta, accountant=accountant)
+            most = max(most, (total, charges), key=lambda found: found[0])
+        return most
 
     def _histories(self) -> set[tuple[tuple[Charge, int], ...]]:
         """Return the distinct histories of charges, once for all clients that share one."""
@@ -159,9 +181,12 @@ class PrivacyCard:
         return {_counted(history, steps) for history in set(of.values())}
 
     def state(self, accountants: Iterable[str] = tuple(ACCOUNTANTS)) -> None:
-        """Compute and store the epsilon of the charges."""
-        totals = {name: self.epsilon(name) for name in accountants}
-        self.stated = {name: total for name, total in totals.items() if total is not None}
+        """Compute and store the epsilon of the charges, and what it means for an attacker."""
+        found = {name: self._most(name) for name in accountants}
+        most = {name: spender for name, spender in found.items() if spender is not None}
+        self.stated = {name: total for name, (total, _) in most.items()}
+        tightest = next((name for name in _TIGHTEST if name in most), None)
+        self.attacker = None if tightest is None else attacker_of(most[tightest][1], tightest)
 
     def verify(self) -> dict[str, tuple[float, float]]:
         """Recompute the epsilon that the card states, and compare.
@@ -245,6 +270,7 @@ class PrivacyCard:
             "forecast": self.forecast,
             "guarantee": _written(self.guarantee.to_dict()),
             "epsilon": {name: _written(total) for name, total in self.stated.items()},
+            "attacker": None if self.attacker is None else _written(self.attacker.to_dict()),
             "answers": asdict(self.answers()),
         }
         # A line for each release: Python's own indents take ten times as long, in every round.
@@ -265,7 +291,7 @@ class PrivacyCard:
             document = json.loads(text)
             if document["version"] != _VERSION:
                 raise DataError(f"a privacy card of version {document['version']!r}")
-            return cls(
+            card = cls(
                 experiment_id=_of(str, document["experiment_id"]),
                 described=Described.read(document["described"]),
                 forecast=_of(str, document["forecast"]),
@@ -275,12 +301,15 @@ class PrivacyCard:
                     check_choice("epsilon", name, ACCOUNTANTS): _epsilon(_read(value))
                     for name, value in document["epsilon"].items()
                 },
+                attacker=_attacker(document["attacker"]),
                 stated_answers=Answers(
                     **{name: _of(int, count) for name, count in document["answers"].items()}
                 ),
             )
+            card.relation()  # or refuses
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"no privacy card ({type(error).__name__}: {error})") from error
+        return card
 
 
 def _counted(
@@ -302,6 +331,10 @@ def _release(entry: Any) -> CardRelease:
         clients=_names(entry["clients"]),
         unanswered=None if entry["unanswered"] is None else _names(entry["unanswered"]),
     )
+
+
+def _attacker(value: Any) -> AttackerBound | None:
+    return None if value is None else AttackerBound.from_dict(_read(value))
 
 
 def _names(values: Any) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ def head_of(experiment_id: str, charges: Iterable[tuple[str, int, int, Charge]])
 
     Examples
     --------
-    >>> charge = Charge(noise_multiplier=2.0)
+    >>> charge = Charge(neighbours="replace_one", noise_multiplier=2.0)
     >>> one = head_of("e", [("train", 1, 0, charge), ("train", 2, 0, charge)])
     >>> two = extended(begun("e"), charge, phase="train", server_round=1, request=0)
     >>> extended(two, charge, phase="train", server_round=2, request=0) == one

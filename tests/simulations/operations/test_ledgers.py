@@ -29,7 +29,7 @@ def charge(
 ) -> None:
     question = Question(experiment_id=experiment, phase="train", server_round=server_round)
     values = {"scheme": "udp", "unit": "user", "time": TIME, "noise_multiplier": 2.0, **own}
-    noise = Charge(noise_multiplier=values.pop("noise_multiplier"))
+    noise = Charge(neighbours="replace_one", noise_multiplier=values.pop("noise_multiplier"))
     with ledger.locked() as locked:
         number = locked.charge(Entry(question=question, charge=noise, **values))
         if answered:
@@ -54,21 +54,28 @@ def policy(tmp_path: Path, **limits: float) -> Path:
 
 
 def total(charges: int) -> float:
-    return spent([Charge(noise_multiplier=2.0, count=charges)], delta=1e-5)
+    return spent(
+        [Charge(neighbours="replace_one", noise_multiplier=2.0, count=charges)], delta=1e-5
+    )
 
 
 def test_show_says_what_was_charged_and_what_is_left(ward: Ledger, tmp_path: Path) -> None:
     limits = policy(tmp_path, max_epsilon=30.0, max_releases=12, max_releases_per_day=5)
     lines = run("show", ward.path.parent, "--policy", limits).stdout.splitlines()
     assert lines[0] == "ward-7: 11 charged, 7 never answered"
-    assert lines[2].split() == ["one", "udp", "user", "10", "7", f"{total(10):.4g}", TIME, TIME]
-    assert lines[3].split() == ["two", "udp", "record", "1", "0", f"{total(1):.4g}", TIME, TIME]
+    assert lines[2].split() == [
+        *("one", "udp", "user", "replace_one", "10", "7", f"{total(10):.4g}", TIME, TIME)
+    ]
+    assert lines[3].split() == [
+        *("two", "udp", "record", "replace_one", "1", "0", f"{total(1):.4g}", TIME, TIME)
+    ]
     assert [line.split(",")[0] for line in lines[4:9]] == [
         f"  never answered: train of round {r} of one" for r in range(4, 9)
     ]
     assert lines[9] == "  never answered: 2 more (ledger export has all)"
     assert lines[10] == (
-        f"  epsilon {total(11):.4g} at delta 1e-05 (record {total(1):.4g}, user {total(10):.4g}); "
+        f"  epsilon {total(11):.4g} at delta 1e-05 for the neighbours replace_one "
+        f"(record {total(1):.4g}, user {total(10):.4g}); "
         f"{30 - total(11):.4g} left of 30"
     )
     assert lines[11:] == [
