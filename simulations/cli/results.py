@@ -77,7 +77,7 @@ def verify(
 ) -> None:
     """Recompute the epsilon of a run from its privacy card alone."""
     from flwr_privacy.privacy.card import PrivacyCard
-    from flwr_privacy.strategies.state.card_folder import newest_card
+    from flwr_privacy.privacy.card.folder import newest_card
 
     if run is None:
         path = newest_card(RUNS)

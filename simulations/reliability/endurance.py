@@ -10,9 +10,9 @@ from typing import Any
 
 from flwr_privacy.errors import FlwrPrivacyError, check_choice, check_integer
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.folder import CARD
 from flwr_privacy.privacy.ledger import Entry
 from flwr_privacy.strategies import SchemeStrategy
-from flwr_privacy.strategies.state.card_folder import CARD
 from flwr_privacy.strategies.state.experiment import CHECKPOINT
 
 from .endurance_checks import Account, Gauge, Held, Mark, Place, account, growth, held, traced

@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 
 from flwr_privacy.errors import AllRefusedError, NothingTrainedError, TooFewTrainedError, refusals
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.folder import CARD_PAGE
 from flwr_privacy.privacy.trained_count import TrainedCount
-from flwr_privacy.strategies.state.card_folder import CARD_PAGE
 from flwr_privacy.strategies.state.ending import ending, next_commands, trained_rounds
 from flwr_privacy.strategies.state.experiment import SchemeResult, to_record
 from flwr_privacy.strategies.state.history import log, plain

@@ -4,22 +4,18 @@ Nobody knows then which of the answers were sent, so each of them is charged: by
 on, when it asks the same question again, or when it ends without.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.errors import CheckpointError
+from flwr_privacy.errors import CheckpointError, DataError
+from flwr_privacy.privacy.card.asked_file import Asked, AskedFile
+from flwr_privacy.privacy.card.folder import ASKED
 from flwr_privacy.wire.files import write_text
 
 from .run_files import content_of
 
-__all__ = ["ASKED", "AskedNotes"]
-
-ASKED = "asked.json"
-
-Asked = dict[str, dict[str, Charge]]
-"""What a question costs each client that it was put to, by the question's name."""
+__all__ = ["AskedNotes"]
 
 
 class AskedNotes:
@@ -60,12 +56,8 @@ class AskedNotes:
         """Record what a request will cost each client, before it is sent."""
         self._asked.setdefault(question, {}).update(costs)
         if self._path is not None:
-            asked = {
-                name: {client: charge.to_dict() for client, charge in sorted(noted.items())}
-                for name, noted in self._asked.items()
-            }
-            document = {"experiment_id": experiment_id, "asked": asked}
-            write_text(self._path, json.dumps(document))
+            noted = AskedFile(experiment_id=experiment_id, asked=self._asked)
+            write_text(self._path, noted.to_json())
 
     def before(self, question: str) -> set[str]:
         """Return the clients that an interrupted run asked the same request; once.
@@ -96,12 +88,9 @@ class AskedNotes:
         if content is None:
             return {}
         try:
-            document = json.loads(content)
-            if document["experiment_id"] != experiment_id:
-                return {}  # the folder was used before, and its run came to no checkpoint
-            return {
-                question: {client: Charge.from_dict(charge) for client, charge in costs.items()}
-                for question, costs in document["asked"].items()
-            }
-        except (ValueError, AttributeError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{self._path} is damaged ({error})") from error
+            noted = AskedFile.from_json(content)
+        except DataError as error:
+            raise CheckpointError(f"{self._path} {error}") from error
+        if noted.experiment_id != experiment_id:
+            return {}  # the folder was used before, and its run came to no checkpoint
+        return {question: dict(costs) for question, costs in noted.asked.items()}

@@ -11,14 +11,14 @@ from flwr.serverapp.strategy import Result
 
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.folder import ASKED, CARD, CARD_PAGE, METRICS, new_card_folder
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies.options.loop_options import LoopOptions
 from flwr_privacy.wire.files import write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
 from . import checkpoint
-from .asked import ASKED, AskedNotes
-from .card_folder import CARD, CARD_PAGE, new_card_folder
+from .asked import AskedNotes
 from .history import History
 from .lost_rounds import (
     after_lost_rounds,
@@ -33,7 +33,6 @@ __all__ = ["Experiment", "SchemeResult"]
 logger = logging.getLogger("flwr.privacy")
 
 CHECKPOINT = "checkpoint.bin"
-METRICS = "metrics.jsonl"
 
 
 @dataclass(repr=False)  # Flower's own does not print the model

@@ -15,11 +15,12 @@ from flwr_privacy.errors import DataError, check_choice, check_number
 from flwr_privacy.privacy.guarantee import Guarantee
 
 from .described import Described
+from .heads import CardHead
 from .page import card_page
 
 __all__ = ["Answers", "CardRelease", "PrivacyCard"]
 
-_VERSION = 4
+_VERSION = 5
 _INFINITY = "infinite"
 _TOLERANCE = 1e-6  # relative; what rounding and another version of a library may move
 
@@ -96,6 +97,9 @@ class PrivacyCard:
         What was trained, with which settings and versions.
     forecast : str, default ""
         Whether the model could be expected to learn through the noise (`Forecast`).
+    heads : list of CardHead
+        The last head that each client showed, at most one of a client. None of a client whose
+        ledger has none to show, and none at all where it is secret who was asked.
     stated_answers : Answers, optional
         What became of the charges, as the file said it that the card was read from.
     """
@@ -106,6 +110,7 @@ class PrivacyCard:
     stated: dict[str, float] = field(default_factory=dict)
     described: Described = field(default_factory=Described)
     forecast: str = ""
+    heads: list[CardHead] = field(default_factory=list)
     stated_answers: Answers | None = field(default=None, compare=False)
 
     def answers(self) -> Answers:
@@ -246,6 +251,7 @@ class PrivacyCard:
             "guarantee": _written(self.guarantee.to_dict()),
             "epsilon": {name: _written(total) for name, total in self.stated.items()},
             "answers": asdict(self.answers()),
+            "heads": [head.to_dict() for head in self.heads],
         }
         # A line for each release: Python's own indents take ten times as long, in every round.
         begun = json.dumps(document, allow_nan=False).removesuffix("}")
@@ -265,8 +271,9 @@ class PrivacyCard:
             document = json.loads(text)
             if document["version"] != _VERSION:
                 raise DataError(f"a privacy card of version {document['version']!r}")
+            experiment_id = _of(str, document["experiment_id"])
             return cls(
-                experiment_id=_of(str, document["experiment_id"]),
+                experiment_id=experiment_id,
                 described=Described.read(document["described"]),
                 forecast=_of(str, document["forecast"]),
                 guarantee=Guarantee.from_dict(_read(document["guarantee"])),
@@ -278,6 +285,7 @@ class PrivacyCard:
                 stated_answers=Answers(
                     **{name: _of(int, count) for name, count in document["answers"].items()}
                 ),
+                heads=_heads(document["heads"], experiment_id),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"no privacy card ({type(error).__name__}: {error})") from error
@@ -302,6 +310,13 @@ def _release(entry: Any) -> CardRelease:
         clients=_names(entry["clients"]),
         unanswered=None if entry["unanswered"] is None else _names(entry["unanswered"]),
     )
+
+
+def _heads(entries: Any, experiment_id: str) -> list[CardHead]:
+    heads = [CardHead.from_dict(entry, experiment=experiment_id) for entry in _of(list, entries)]
+    if len({head.signed.client for head in heads}) < len(heads):
+        raise ValueError("a client has two heads")
+    return heads
 
 
 def _names(values: Any) -> tuple[str, ...]:

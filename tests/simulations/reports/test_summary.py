@@ -7,10 +7,10 @@ from apps import message_app, run_strategy
 from report_page import descriptions, leave_card, written
 
 from flwr_privacy.clients import UDPClient, as_mod
+from flwr_privacy.privacy.card.folder import newest_card
 from flwr_privacy.simulations.reports import report
 from flwr_privacy.simulations.settings.card_run import opened
 from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
-from flwr_privacy.strategies.state.card_folder import newest_card
 
 LINES = [{"scheme": {"epsilon": x}} for x in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.5)]
 ALL = report.SECTIONS
