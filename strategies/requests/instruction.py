@@ -94,8 +94,10 @@ class Instruction:
     def costs(
         self, request_log: RequestLog, clients: Iterable[str]
     ) -> dict[str, tuple[ChargeName, Charge]]:
-        """Return what a request costs each of some clients, and the name of the charge."""
-        charges = {} if self.cost is None else {client: self.cost(client) for client in clients}
+        """Return what a request costs some clients, each with the name of its charge."""
+        if self.cost is None:
+            return {}
+        charges = {client: self.cost(client) for client in clients}
         return {
             client: (request_log.charged_as(client), charge)
             for client, charge in charges.items()

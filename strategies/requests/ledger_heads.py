@@ -164,12 +164,13 @@ class LedgerHeads:
         if not self._followed:
             return
         chain = self._chains.get(client)
-        if not is_shown(fields):
-            if chain is not None and chain.head.count and self._key_of(client):
-                had = f"it had {_charges(chain.head.count)} of this experiment"
-                self._object(client, self._chain(client), f"its ledger is not shown: {had}")
-            return
-        self._take(client, self._chain(client), fields, asked=None, greeting=True)
+        key = self._key_of(client)
+        if is_shown(fields):
+            self._take(client, self._chain(client), fields, key=key, greeting=True)
+        elif key and chain is not None and chain.head.count:
+            had = f"it had {_charges(chain.head.count)} of this experiment"
+            why = f"its ledger is not shown: {had}"
+            self._object(client, chain, begun(self._experiment.id), why, key=key, greeting=True)
 
     def take(
         self,
@@ -179,6 +180,7 @@ class LedgerHeads:
         asked: ChargeName,
         address: str = "",
         late: bool = False,
+        simulated: bool = False,
     ) -> None:
         """Compare the head in a client's reply with what it was asked.
 
@@ -194,6 +196,8 @@ class LedgerHeads:
             Under what the client was asked, where it had not said who it is.
         late : bool, default False
             Whether it came after its exchange, so that newer heads may have come before it.
+        simulated : bool, default False
+            Whether a node answers for several clients, whose keys it would have all.
 
         Raises
         ------
@@ -206,7 +210,8 @@ class LedgerHeads:
             self._move(address, client)
         chain = self._chain(client)
         if is_shown(fields):
-            self._take(client, chain, fields, asked=asked, late=late)
+            key = "" if simulated else self._key_of(client)
+            self._take(client, chain, fields, key=key, asked=asked, late=late)
         elif any(one.name == asked for one in chain.asked):
             if self._key_of(client):
                 raise _refused(client, "it answers without showing the head of its ledger")
@@ -218,11 +223,11 @@ class LedgerHeads:
         chain: _Chain,
         fields: Mapping[str, Any],
         *,
-        asked: ChargeName | None,
+        key: str,
+        asked: ChargeName | None = None,
         greeting: bool = False,
         late: bool = False,
     ) -> None:
-        key = self._key_of(client)
         try:
             signed = signed_in(fields, experiment=self._experiment.id, client=client, key=key)
         except (InvalidParameterError, ProtocolError) as error:
@@ -246,24 +251,24 @@ class LedgerHeads:
                 self._adopt(client, chain, head, _UNKNOWN)
             else:
                 why = _other_branch(chain.head.count, head.count)
-                self._object(client, chain, why, head=head, greeting=greeting)
+                self._object(client, chain, head, why, key=key, greeting=greeting)
         chain.signed = signed
 
     def _object(
         self,
         client: str,
         chain: _Chain,
+        head: Head,
         why: str,
         *,
-        head: Head | None = None,
-        greeting: bool = True,
+        key: str,
+        greeting: bool,
     ) -> None:
         """Refuse a client whose ledger is another one, unless the operator or nobody minds."""
-        head = begun(self._experiment.id) if head is None else head
         if greeting and client in self._accepted:
             self.losses[client] = f"{why}; the operator of the server accepted it"
             self._adopt(client, chain, head, self.losses[client])
-        elif self._key_of(client):
+        elif key:
             raise _refused(client, why)
         else:
             self._adopt(client, chain, head, why)

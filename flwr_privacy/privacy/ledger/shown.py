@@ -42,9 +42,7 @@ def head_in(fields: Mapping[str, Any]) -> Head:
         raise ProtocolError(f"the head of its ledger is malformed: {error}") from error
 
 
-def signed_in(
-    fields: Mapping[str, Any], *, experiment: str, client: str, key: str
-) -> "SignedHead":
+def signed_in(fields: Mapping[str, Any], *, experiment: str, client: str, key: str) -> "SignedHead":
     """Return the head that a message shows, with its signature if the client's key is known.
 
     Parameters
