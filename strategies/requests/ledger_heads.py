@@ -34,6 +34,8 @@ _UNKNOWN = "it has charges of this experiment that this server does not know of"
 _TWICE = "it charged a question again, or one that it said it had not answered"
 _ORDER = "it was charged in another order than the card has"
 _NONE = "it answered without showing its ledger"
+_OTHERS = "the card has none of its charges"
+_MOST_TOLD = 10  # clients that the log names, where nobody is refused
 
 
 class ChargeName(NamedTuple):
@@ -61,6 +63,7 @@ class _Chain:
 
     head: Head
     seen: bool = False  # whether the client has shown a head
+    charged: bool = False  # whether it was ever asked for what its ledger is charged
     asked: list[_Asked] = field(default_factory=list)  # since that head
     unplaced: list[ChargeName] = field(default_factory=list)  # of charges that the card will have
     signed: "SignedHead | None" = None
@@ -111,6 +114,7 @@ class LedgerHeads:
         self._again: set[tuple[str, ChargeName]] = set()  # asked by a run that broke off
         self._accepted: frozenset[str] = frozenset()
         self._server_lost = False
+        self._told = 0
         self.losses: dict[str, str] = {}
 
     def leave_out(self) -> None:
@@ -126,6 +130,7 @@ class LedgerHeads:
             if (name, charge) not in steps:
                 steps[name, charge] = _step(name, charge)
             chain, again = self._chain(client), (client, name) in self._again
+            chain.charged = True
             chain.asked.append(_Asked(steps[name, charge], on_card=not again))
             if not again:
                 chain.unplaced.append(name)
@@ -246,6 +251,8 @@ class LedgerHeads:
         else:
             if taken is not None:
                 chain.follow(taken, head)
+            elif head.count > chain.head.count and not chain.charged and chain.seen:
+                chain.adopt(head, _OTHERS)  # an aggregator's: its devices are charged on the card
             elif head.count > chain.head.count and (self._server_lost or not chain.seen):
                 # It is ahead of a server that has begun anew, or gone back to an old checkpoint.
                 self._adopt(client, chain, head, _UNKNOWN)
@@ -274,8 +281,10 @@ class LedgerHeads:
             self._adopt(client, chain, head, why)
 
     def _adopt(self, client: str, chain: _Chain, head: Head, why: str) -> None:
-        if chain.unlike != why:
-            logger.warning("client %s: %s", client, why)
+        if chain.unlike != why and self._told <= _MOST_TOLD:
+            self._told += 1
+            more = "" if self._told <= _MOST_TOLD else " (and more clients, which are not named)"
+            logger.warning("client %s: %s%s", client, why, more)
         chain.adopt(head, why)
 
     # -- What is kept ------------------------------------------------------------------------
@@ -335,6 +344,8 @@ class LedgerHeads:
             signed = shown.signed
             chain = _Chain(signed.head, seen=True, signed=signed, unlike=shown.unlike)
             self._chains[signed.client] = chain
+        for client in {client for release in card.releases for client in release.clients}:
+            self._chain(client).charged = True
         if lost:
             for client, steps in _since(card).items():
                 own = [_Asked(replace(step, sure=False), on_card=True) for step in steps]
