@@ -34,7 +34,6 @@ _UNKNOWN = "it has charges of this experiment that this server does not know of"
 _TWICE = "it charged a question again, or one that it said it had not answered"
 _ORDER = "it was charged in another order than the card has"
 _NONE = "it answered without showing its ledger"
-_OTHERS = "the card has none of its charges"
 _MOST_TOLD = 10  # clients that the log names, where nobody is refused
 
 
@@ -252,7 +251,8 @@ class LedgerHeads:
             if taken is not None:
                 chain.follow(taken, head)
             elif head.count > chain.head.count and not chain.charged and chain.seen:
-                chain.adopt(head, _OTHERS)  # an aggregator's: its devices are charged on the card
+                # An aggregator's: the card charges its devices.
+                chain.adopt(head, "the card has none of its charges")
             elif head.count > chain.head.count and (self._server_lost or not chain.seen):
                 # It is ahead of a server that has begun anew, or gone back to an old checkpoint.
                 self._adopt(client, chain, head, _UNKNOWN)
@@ -294,7 +294,7 @@ class LedgerHeads:
         return [
             CardHead(signed=chain.signed, unlike=chain.unlike)
             for _, chain in sorted(self._chains.items())
-            if chain.signed is not None and chain.signed.head.count
+            if chain.signed is not None and chain.signed.head.count and chain.charged
         ]
 
     def taken_losses(self) -> dict[str, str]:
@@ -303,11 +303,21 @@ class LedgerHeads:
         return losses
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps beside the card: questions after the heads, by client."""
+        """Return what a checkpoint keeps beside the card, by client.
+
+        That is the questions after the heads, and the heads that the card does not have.
+        """
         return {
-            client: [[*one.name, one.step.charge.to_dict(), one.on_card] for one in chain.asked]
-            for client, chain in self._chains.items()
-            if chain.asked
+            "asked": {
+                client: [[*one.name, one.step.charge.to_dict(), one.on_card] for one in chain.asked]
+                for client, chain in self._chains.items()
+                if chain.asked
+            },
+            "others": {
+                client: [chain.head.count, chain.head.value]
+                for client, chain in self._chains.items()
+                if chain.head.count and not chain.charged
+            },
         }
 
     def load_state(
@@ -324,7 +334,7 @@ class LedgerHeads:
         Parameters
         ----------
         state : Mapping
-            The questions after the heads.
+            What the checkpoint has.
         card : PrivacyCard
             The card so far.
         broken_off : iterable of Mapping
@@ -350,7 +360,9 @@ class LedgerHeads:
             for client, steps in _since(card).items():
                 own = [_Asked(replace(step, sure=False), on_card=True) for step in steps]
                 self._chain(client).asked += own
-        for client, rows in () if lost else state.items():
+        for client, (count, value) in state["others"].items():
+            self._chains[client] = _Chain(Head(count=count, value=value), seen=True)
+        for client, rows in () if lost else state["asked"].items():
             for *name, charge, on_card in rows:
                 step = _step(ChargeName(*name), Charge.from_dict(charge))
                 self._chain(client).asked.append(_Asked(step, on_card))
@@ -400,11 +412,14 @@ def _reached(experiment_id: str, steps: Sequence[Step], shown: CardHead) -> int:
     """Return how many questions a head is after; all of them where nobody can tell."""
     if shown.unlike:
         return len(steps)
+    head = shown.signed.head
     try:
-        taken = explained(begun(experiment_id), steps, shown.signed.head)
+        for length in range(head.count, len(steps) + 1):
+            if explained(begun(experiment_id), steps[:length], head) is not None:
+                return length
     except UndecidedError:
-        taken = None
-    return len(steps) if not taken else taken[-1] + 1
+        pass
+    return len(steps)
 
 
 def _charges(count: int) -> str:
