@@ -3,6 +3,7 @@
 from .chain import Head
 from .entries import Entry, Question
 from .ledger import Ledger, LockedLedger
+from .loss import Loss
 from .view import LedgerView, Totals
 
-__all__ = ["Entry", "Head", "Ledger", "LedgerView", "LockedLedger", "Question", "Totals"]
+__all__ = ["Entry", "Head", "Ledger", "LedgerView", "LockedLedger", "Loss", "Question", "Totals"]
