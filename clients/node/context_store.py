@@ -57,8 +57,6 @@ from flwr_privacy.pipeline.operator_checks import (
 from flwr_privacy.pipeline.reply_cache import EXPERIMENTS, ReplyCache
 from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
 from flwr_privacy.privacy.ledger import Ledger
-from flwr_privacy.privacy.ledger.shown import shown
-from flwr_privacy.privacy.ledger.signed_head import SignedHead
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.wire.files import exclusive_lock, node_file
 from flwr_privacy.wire.identity import (
@@ -202,6 +200,9 @@ def shown_head(context: Context, experiment_id: str, *, empty: bool) -> Fields:
     """
     if not _named(context):
         return {}
+    from flwr_privacy.privacy.ledger.shown import shown  # late: many schemes charge nothing
+    from flwr_privacy.privacy.ledger.signed_head import SignedHead
+
     client_id, simulated = client_id_from(context.node_config), is_simulated_client(context)
     ledger = _ledger(context, _folder(context), client_id, simulated=simulated)
     head = ledger.head(experiment_id)

@@ -382,6 +382,7 @@ class LedgerHeads:
     def _move(self, address: str, client: str) -> None:
         """Give a client the questions that it was asked under its node's address."""
         before, chain = self._chains.pop(address), self._chain(client)
+        chain.charged |= before.charged
         chain.asked += before.asked
         chain.unplaced += before.unplaced
 
