@@ -1,4 +1,4 @@
-"""The privacy ledger of a data set: its file, its entries, and the chains that commit to them."""
+"""The privacy ledger of a data set: its journal, its witness, and the chains of its charges."""
 
 from .chain import Head
 from .entries import Entry, Question

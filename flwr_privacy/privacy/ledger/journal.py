@@ -38,7 +38,7 @@ from .loss import Loss
 
 __all__ = ["Journal", "Kind", "Segment", "read_kind"]
 
-SEGMENT = 64
+SEGMENT = 128
 """Records between two marks."""
 
 _FORMAT = re.compile(rb"flwr-privacy ledger(?: ([0-9]{1,9}))?\n")
@@ -219,8 +219,8 @@ class Journal:
         # From the last mark whose line is within that length: it has the hash of what is before.
         for segment in reversed(self.segments):
             if self.content.find(b"\n", segment.end) < length:
-                return _linked(segment.value, self.content[segment.end : length])
-        return _linked(b"", self.content[:length])
+                return _linked(segment.value, self.content, segment.end, length)
+        return _linked(b"", self.content, 0, length)
 
     def extend(self, lines: bytes | bytearray) -> None:
         """Add lines that were written.
@@ -347,7 +347,7 @@ class Journal:
             place = previous
         chain, number = b"", 0
         for begin, end, value, totals in reversed(marks):
-            chain = _linked(chain, content[begin:end])
+            chain = _linked(chain, content, begin, end)
             if chain != value:
                 raise self.error(
                     f"is damaged: the bytes from {begin} to {end} are not what its mark says"
@@ -432,5 +432,9 @@ def _line_at(content: bytearray, place: int) -> bytes:
     return bytes(content[place : None if end < 0 else end])
 
 
-def _linked(value: bytes, content: bytearray) -> bytes:
-    return hashlib.sha256(value + content).digest()
+def _linked(value: bytes, content: bytearray, start: int, end: int) -> bytes:
+    """Return the hash over a part of the content, and over what comes before it."""
+    found = hashlib.sha256(value)
+    with memoryview(content)[start:end] as part:
+        found.update(part)
+    return found.digest()

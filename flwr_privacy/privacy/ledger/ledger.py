@@ -244,7 +244,9 @@ class Ledger:
         """
         content = bytearray()
         try:
-            content += self.path.read_bytes()
+            with self.path.open("rb", buffering=0) as file:
+                content = bytearray(os.fstat(file.fileno()).st_size)
+                del content[file.readinto(content) or 0 :]
         except FileNotFoundError:
             self._check_folder()
         except OSError as error:

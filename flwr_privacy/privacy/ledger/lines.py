@@ -54,15 +54,33 @@ PREFIX = 9
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _INTEGER = rb"(0|[1-9][0-9]{0,18})"
 _TEXT = rb'("(?:[ !#-\[\]-~]|\\["\\])*")'
-_TIME = rb'"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)"'
+_UTC = rb"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"
+_TIME, _TIME_OR_NONE = rb'"(' + _UTC + rb')"', rb'"((?:' + _UTC + rb')?)"'
 _ANSWER = re.compile(rb'\{"answer":' + _INTEGER + rb"\}")
-_HEAD = re.compile(r"[0-9a-f]{64}")
+_HASH = rb'"([0-9a-f]{64})"'
 _CHARGE = re.compile(
     rb'\{"charge":\['
     + rb",".join(
         [_INTEGER, _INTEGER, _TEXT, _INTEGER, _INTEGER, _INTEGER, rb'"((?:[0-9a-f]{32})?)"', _TIME]
     )
-    + rb',"([0-9a-f]{64})"\]\}'
+    + b","
+    + _HASH
+    + rb"\]\}"
+)
+
+
+def _list(*parts: bytes) -> bytes:
+    """Return the pattern of a list of lists of these parts."""
+    one = rb"\[" + rb",".join(parts).replace(b"(", b"(?:") + rb"\]"
+    return rb"(\[(?:" + one + rb"(?:," + one + rb")*)?\])"
+
+
+_MARK = re.compile(
+    rb'\{"mark":\['
+    + rb",".join([_INTEGER, _HASH, _INTEGER, _INTEGER, _TIME_OR_NONE, _TIME_OR_NONE])
+    + rb","
+    + rb",".join([_list(_INTEGER, _INTEGER, _INTEGER), _list(_INTEGER, _INTEGER, _HASH)])
+    + rb"\]\}"
 )
 
 
@@ -175,30 +193,19 @@ class SegmentTotals:
         ValueError
             If it is anything else.
         """
-        try:
-            previous, value, *own = json.loads(body)["mark"]
-            charges, definitions, first, last, counts, heads = own
-            numbers = [previous, charges, definitions, *(n for row in counts for n in row)]
-            numbers += [n for row in heads for n in row[:2]]
-            if not all(map(_HEAD.fullmatch, (head for _, _, head in heads))):
-                raise ValueError("no mark")
-            if any(type(number) is not int or number < 0 for number in numbers):
-                raise ValueError("no mark")
-            found = cls(
-                charges=charges,
-                definitions=definitions,
-                first=first,
-                last=last,
-                counts={(experiment, kind): count for experiment, kind, count in counts},
-                heads={number: (count, head) for number, count, head in heads},
-            )
-            chain = bytes.fromhex(value)
-            # The text that would be written for it: of each value there is one.
-            if found.mark(previous, chain) == body:
-                return previous, chain, found
-        except (TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ValueError("no mark") from error
-        raise ValueError("no mark")
+        match = _MARK.fullmatch(body)
+        if match is None:
+            raise ValueError("no mark")
+        previous, value, charges, definitions, first, last, counts, heads = match.groups()
+        found = cls(
+            charges=int(charges),
+            definitions=int(definitions),
+            first=first.decode(),
+            last=last.decode(),
+            counts={(number, kind): count for number, kind, count in json.loads(counts)},
+            heads={number: (count, head) for number, count, head in json.loads(heads)},
+        )
+        return int(previous), bytes.fromhex(value.decode()), found
 
 
 def question_key(experiment: int, phase: str, server_round: int, request: int) -> bytes:

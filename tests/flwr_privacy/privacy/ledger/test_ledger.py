@@ -378,10 +378,10 @@ def test_a_folder_in_the_place_of_the_ledger_is_refused(ledger):
 def test_a_file_that_cannot_be_read_is_refused(ledger, monkeypatch):
     charge(ledger, entry())
 
-    def forbidden(path):
+    def forbidden(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    monkeypatch.setattr(Path, "open", forbidden)
     with pytest.raises(LedgerError, match=r"ward\.ledger cannot be read: Permission denied"):
         charge(ledger, entry())
 
