@@ -56,7 +56,6 @@ from flwr_privacy.pipeline.operator_checks import (
 )
 from flwr_privacy.pipeline.reply_cache import EXPERIMENTS, ReplyCache
 from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
-from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.wire.files import exclusive_lock, node_file
 from flwr_privacy.wire.identity import (
@@ -138,6 +137,8 @@ class ContextStore(NodeStore):
         InvalidParameterError
             If a value is malformed, or a run's configuration tries to set what is the node's.
         """
+        from flwr_privacy.privacy.ledger import Ledger  # late: FedAvg and its like open none
+
         rules, config = rules_of(context), context.node_config
         client_id = client_id_from(config)
         folder, durable = _folder(context), _durable(simulated=rules.simulated)
