@@ -43,7 +43,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Context
 
@@ -68,6 +68,9 @@ from flwr_privacy.wire.message import Fields
 from flwr_privacy.wire.pins import Identity, Pins
 
 from .node_settings import may_run_any
+
+if TYPE_CHECKING:
+    from flwr_privacy.privacy.ledger import Ledger
 
 __all__ = [
     "ALLOW_UNPROTECTED",
@@ -137,8 +140,6 @@ class ContextStore(NodeStore):
         InvalidParameterError
             If a value is malformed, or a run's configuration tries to set what is the node's.
         """
-        from flwr_privacy.privacy.ledger import Ledger  # late: FedAvg and its like open none
-
         rules, config = rules_of(context), context.node_config
         client_id = client_id_from(config)
         folder, durable = _folder(context), _durable(simulated=rules.simulated)
@@ -166,7 +167,9 @@ def _durable(*, simulated: bool) -> bool:
     return not simulated
 
 
-def _ledger(context: Context, folder: Path, client_id: str, *, simulated: bool) -> Ledger:
+def _ledger(context: Context, folder: Path, client_id: str, *, simulated: bool) -> "Ledger":
+    from flwr_privacy.privacy.ledger import Ledger  # late: FedAvg and its like open none
+
     data_set = _data_set(context.node_config, client_id, simulated=simulated)
     witness = _of_node(context, _WITNESS)
     return Ledger(
