@@ -11,6 +11,7 @@ from flwr_privacy.simulations.operations.checks import FAIL, Check
 from flwr_privacy.wire.files import PRIVATE, write_text
 
 __all__ = [
+    "RUNS",
     "AsCSV",
     "AsJSON",
     "PolicyFile",
@@ -19,6 +20,9 @@ __all__ = [
     "print_checks",
     "write_or_print",
 ]
+
+RUNS = Path("runs")
+"""Where the commands put runs without `--out`."""
 
 # As a node reads them (`flwr_privacy.clients.node.context_store`, which imports SciPy).
 PolicyFile = Annotated[
