@@ -54,6 +54,8 @@ from flwr_privacy.pipeline.operator_checks import (
 from flwr_privacy.pipeline.reply_cache import EXPERIMENTS, ReplyCache
 from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
 from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.privacy.ledger.shown import shown
+from flwr_privacy.privacy.ledger.signed_head import SignedHead
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.wire.files import exclusive_lock, node_file
 from flwr_privacy.wire.identity import (
@@ -62,6 +64,7 @@ from flwr_privacy.wire.identity import (
     check_client_id,
     client_id_from,
 )
+from flwr_privacy.wire.message import Fields
 from flwr_privacy.wire.pins import Identity, Pins
 
 from .node_settings import may_run_any
@@ -81,6 +84,7 @@ __all__ = [
     "policy_of",
     "refuse_node_keys",
     "rules_of",
+    "shown_head",
     "storage",
 ]
 
@@ -130,16 +134,12 @@ class ContextStore(NodeStore):
         """
         rules, config = rules_of(context), context.node_config
         client_id = client_id_from(config)
-        data_set = _data_set(config, client_id, simulated=rules.simulated)
-        folder = _folder(context)
-        # What guards against power cuts protects nobody in a simulation; without it a killed
-        # process still loses nothing.
-        durable = not rules.simulated
+        folder, durable = _folder(context), _durable(simulated=rules.simulated)
         identity, pins = (_of_node(context, key) for key in (_IDENTITY, _PINS))
         own: dict[str, Any] = {**vars(rules), "client_id": client_id}
         return cls(
             **own,
-            ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set, durable=durable),
+            ledger=_ledger(context, folder, client_id, simulated=rules.simulated),
             replies=ReplyCache(
                 folder / f"{client_id}.replies", durable=True, experiments=EXPERIMENTS
             )
@@ -151,6 +151,53 @@ class ContextStore(NodeStore):
             identity=None if identity is None else _usable("identity", Identity.read, identity),
             pins=None if pins is None else _usable("pinned keys", Pins.read, pins),
         )
+
+
+def _durable(*, simulated: bool) -> bool:
+    # What guards against power cuts protects nobody in a simulation; without it a killed process
+    # still loses nothing.
+    return not simulated
+
+
+def _ledger(context: Context, folder: Path, client_id: str, *, simulated: bool) -> Ledger:
+    data_set = _data_set(context.node_config, client_id, simulated=simulated)
+    path = folder / f"{data_set}.ledger"
+    return Ledger(path, data_set=data_set, durable=_durable(simulated=simulated))
+
+
+def shown_head(context: Context, experiment_id: str, *, empty: bool) -> Fields:
+    """Return the entries that show a server how its experiment stands in the client's ledger.
+
+    They are signed with the key that signs the client's hello, if it has one. A client whose files
+    are in no folder that somebody named shows nothing: the next run has other files.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context.
+    experiment_id : str
+        The experiment; charges of others are not in what is shown.
+    empty : bool
+        Whether to show as well that there are no charges of it.
+
+    Raises
+    ------
+    LedgerError
+        If the ledger or the key cannot be used.
+    InvalidParameterError
+        If the experiment's name is malformed.
+    """
+    if not _named(context):
+        return {}
+    client_id, simulated = client_id_from(context.node_config), is_simulated_client(context)
+    ledger = _ledger(context, _folder(context), client_id, simulated=simulated)
+    head = ledger.head(experiment_id)
+    if not head.count and not empty:
+        return {}
+    signed = SignedHead.sign(
+        identity_of(context), experiment=experiment_id, client=client_id, head=head
+    )
+    return shown(signed)
 
 
 def _data_set(config: Mapping[str, Any], client_id: str, *, simulated: bool) -> str:

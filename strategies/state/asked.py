@@ -32,7 +32,7 @@ class AskedNotes:
         self._asked: Asked = {}
         self._before: Asked = {}  # by a run that broke off
 
-    def take_up(self, experiment_id: str, wanted: Callable[[str], bool]) -> None:
+    def take_up(self, experiment_id: str, wanted: Callable[[str, str], bool]) -> None:
         """Read the notes of an earlier run of the experiment.
 
         Parameters
@@ -40,8 +40,8 @@ class AskedNotes:
         experiment_id : str
             Identity of the experiment.
         wanted : callable
-            Tells by a question's name whether the checkpoint lacks its charges: the note may be
-            older than the checkpoint.
+            Tells by the names of a charge and its client whether the checkpoint lacks it: the note
+            may be older than the checkpoint.
 
         Raises
         ------
@@ -49,23 +49,33 @@ class AskedNotes:
             If the note is damaged or cannot be read.
         """
         noted = self._read(experiment_id)
-        self._before = {question: costs for question, costs in noted.items() if wanted(question)}
-        self._asked = {question: dict(costs) for question, costs in self._before.items()}
+        lacking = {
+            name: {client: charge for client, charge in costs.items() if wanted(name, client)}
+            for name, costs in noted.items()
+        }
+        self._before = {name: costs for name, costs in lacking.items() if costs}
+        self._asked = {name: dict(costs) for name, costs in self._before.items()}
 
-    def note(self, experiment_id: str, question: str, costs: Mapping[str, Charge]) -> None:
-        """Record what a request will cost each client, before it is sent."""
-        self._asked.setdefault(question, {}).update(costs)
+    def note(self, experiment_id: str, asked: Mapping[str, Mapping[str, Charge]]) -> None:
+        """Record what a request will cost each client, by the names of the charges."""
+        for name, costs in asked.items():
+            self._asked.setdefault(name, {}).update(costs)
         if self._path is not None:
             noted = AskedFile(experiment_id=experiment_id, asked=self._asked)
             write_text(self._path, noted.to_json())
 
-    def before(self, question: str) -> set[str]:
-        """Return the clients that an interrupted run asked the same request; once.
+    def before(self, name: str) -> set[str]:
+        """Return the clients that an interrupted run asked for the same charge; once.
 
         Nobody knows which of them declined. A resumed round asks the same question, perhaps not the
         same clients.
         """
-        return set(self._before.pop(question, {}))
+        return set(self._before.pop(name, {}))
+
+    @property
+    def left(self) -> Asked:
+        """The requests of an interrupted run that this run has not sent again."""
+        return self._before
 
     def broken_off(self) -> Asked:
         """Return the requests of an interrupted run that this run has not sent again; once."""
@@ -74,7 +84,7 @@ class AskedNotes:
 
     @property
     def questions(self) -> list[str]:
-        """The requests since the last checkpoint; the next checkpoint has their charges."""
+        """The names of the charges since the last checkpoint; the next checkpoint has them."""
         return sorted(self._asked)
 
     def clear(self) -> None:
