@@ -21,6 +21,7 @@ def planned_terms(
     option: PrivateEvaluation,
     *,
     unit: str,
+    neighbours: str,
     noise_multiplier: float,
     epsilon: float,
     delta: float,
@@ -39,13 +40,14 @@ def planned_terms(
     ----------
     option : PrivateEvaluation
         What the user chose.
-    unit, noise_multiplier, epsilon, delta, gap, parties, by_server
+    unit, neighbours, noise_multiplier, epsilon, delta, gap, parties, by_server
         As of `EvaluationTerms`.
     """
 
     def on(exponent: int) -> EvaluationTerms:
         return EvaluationTerms(
             unit=unit,
+            neighbours=neighbours,
             accuracy=option.accuracy,
             loss_cap=float(option.loss_cap or 0.0),
             noise_multiplier=noise_multiplier,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.accounting import Charge
+from flwr_privacy.accounting import RELATIONS, REPLACE_ONE, Charge
 from flwr_privacy.accounting.gaussian import check_delta
 from flwr_privacy.errors import (
     InvalidParameterError,
@@ -54,6 +54,8 @@ class EvaluationTerms(Mechanism):
     ----------
     unit : {"record", "user"}
         What is protected.
+    neighbours : {"add_remove", "replace_one", "zero_out"}
+        Which data sets are neighbours, as in the training; at record level ``replace_one``.
     accuracy : str
         Name of the metric that the app's evaluation returns; at record level one of
         `flwr_privacy.evaluation.caps.ACCURACIES`.
@@ -81,7 +83,8 @@ class EvaluationTerms(Mechanism):
     ---------
     Adversary: whoever sees the answer (with `parties`, the sum; with `by_server`, what the server
     publishes of it). Neighbours: at user level any two data sets of one client, or a client that is
-    there or not; at record level data of equal size that differ in one record.
+    there or not, or one whose data are zeroed out, all at the same distance; at record level data
+    of equal size that differ in one record.
 
     User level. An answer is the vector (p, a - 1/2) or (p, a - 1/2, l - 1/2), where a is the
     accuracy clipped to [0, 1], l the mean loss clipped to [0, `loss_cap`] over the cap, and p is
@@ -108,6 +111,7 @@ class EvaluationTerms(Mechanism):
     """
 
     unit: str
+    neighbours: str
     accuracy: str
     loss_cap: float = 0.0
     noise_multiplier: float
@@ -120,6 +124,8 @@ class EvaluationTerms(Mechanism):
 
     def __post_init__(self) -> None:
         check_choice("unit", self.unit, (_RECORD, _USER))
+        relations = (REPLACE_ONE,) if self.unit == _RECORD else RELATIONS
+        check_choice("neighbours", self.neighbours, relations)
         check_number("loss_cap", self.loss_cap, minimum=0, maximum=LARGEST_CAP)
         if self.unit == _RECORD:
             check_choice("accuracy", self.accuracy, ACCURACIES)
@@ -158,7 +164,9 @@ class EvaluationTerms(Mechanism):
 
     def charge(self) -> Charge:
         """Return the charge of one evaluation."""
-        return Charge(noise_multiplier=self.noise_multiplier, gap=self.gap)
+        return Charge(
+            noise_multiplier=self.noise_multiplier, neighbours=self.neighbours, gap=self.gap
+        )
 
     def sigma(self) -> float:
         """Return the standard deviation of the noise that is charged for, on each entry."""

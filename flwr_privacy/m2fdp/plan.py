@@ -131,6 +131,8 @@ class ZoneRelease:
 
     Parameters
     ----------
+    unit : {"user", "record"}
+        What is protected.
     steps : int
         Local steps that it is about.
     multiplier : float
@@ -143,6 +145,7 @@ class ZoneRelease:
         The finest grid that holds the codes and the noise of all releases of a round at this tier.
     """
 
+    unit: str
     steps: int
     multiplier: float
     sampling: float
@@ -151,7 +154,7 @@ class ZoneRelease:
 
     def charge(self) -> Charge | None:
         """Return the charge of a device; None without noise."""
-        return release_charge(self.multiplier, self.sampling)
+        return release_charge(self.multiplier, self.sampling, unit=self.unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +324,7 @@ class M2FDPRoundPlan:
             grid = CodeGrid.holding(self.bound(steps) + NOISE_REACH * multiplier * worst)
         record = isinstance(self.privacy, RecordNoise)
         return ZoneRelease(
+            unit=self.privacy.unit,
             steps=steps,
             multiplier=multiplier,
             sampling=any_batch(self.privacy.rate, steps) if record else 1.0,

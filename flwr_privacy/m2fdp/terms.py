@@ -145,7 +145,7 @@ class _Released:
 
     def charge(self) -> Charge | None:
         """Return a device's charge for the release; None if there is no noise to account for."""
-        return release_charge(self.noise_multiplier, self.sampling)
+        return release_charge(self.noise_multiplier, self.sampling, unit=self.unit)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -299,6 +299,7 @@ def _admit(store: NodeStore, request: Request, plan: ReleasePlan, sealed: bool) 
             scheme=request.scheme,
             unit=plan.unit,
             noise_multiplier=plan.noise_multiplier * certain,
+            neighbours=plan.charge.neighbours,
             sigma=None if plan.sigma is None else plan.sigma * certain,
         )
 

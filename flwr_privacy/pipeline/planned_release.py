@@ -1,12 +1,13 @@
 """Checks the cost of a release against the budget and the ledger, and makes its ledger entry."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
-from flwr_privacy.errors import DeclinedError, ProtocolError
+from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.ledger import Entry, LedgerView
 
 from .mechanism import ReleasePlan
@@ -80,12 +81,15 @@ class PlannedRelease:
         DeclinedError
             If it would pass the one or the other.
         ProtocolError
-            If the experiment has protected another unit before.
+            If the experiment has protected another unit before, or for other neighbours.
         """
         plan, experiment_id = self.plan, self.request.question.experiment_id
         mine = ledger.totals(experiment_id)
         if mine.units - {plan.unit}:
             raise ProtocolError(f"unit '{plan.unit}': this experiment had another one before")
+        relation = self.charge.neighbours
+        if any(one.neighbours != relation for one in mine.charges):
+            raise ProtocolError(f"neighbours '{relation}': this experiment had others before")
         # A cap is one accountant's; with another on the way it would not be proven.
         if any((one.sampling < 1) != (self.charge.sampling < 1) for one in mine.charges):
             raise ProtocolError(
@@ -94,7 +98,8 @@ class PlannedRelease:
             )
         own = mine.charges
         cap = plan.epsilon * (1 + _ROUNDING)
-        if (after := self._passing(own, epsilon=cap, delta=plan.delta)) is not None:
+        after = _passing(own, self.charge, epsilon=cap, delta=plan.delta)
+        if after is not None:
             before = spent(own, delta=plan.delta, accountant=fitting(own))
             raise DeclinedError(
                 f"the budget is spent: epsilon {before:.6g} of {plan.epsilon:.6g} after "
@@ -109,12 +114,12 @@ class PlannedRelease:
                 "the node's policy has max_epsilon, and its ledger has releases whose cost is not "
                 "proven, or would have one"
             )
-        after = self._passing(everything.charges, epsilon=policy.max_epsilon, delta=policy.delta)
+        after = self._passing_all(everything.charges)
         if after is not None:
             logger.warning(
-                "client %s declines: the node's policy has max_epsilon = %.6g at delta %g: with "
-                "this release epsilon would be %.6g",
-                *(self.store.client_id, policy.max_epsilon, policy.delta, after),
+                "client %s declines: the node's policy has max_epsilon = %.6g at delta %g for the "
+                "neighbours '%s': with this release epsilon would be %.6g",
+                *(self.store.client_id, policy.max_epsilon, policy.delta, policy.relation, after),
             )
             # What the ledger holds of other experiments is nothing that this server should learn.
             raise DeclinedError(
@@ -122,13 +127,25 @@ class PlannedRelease:
                 "releases: this release would pass it"
             )
 
-    def _passing(self, charges: Sequence[Charge], *, epsilon: float, delta: float) -> float | None:
-        """Return the epsilon of the given charges and this one if it exceeds a cap, else None."""
-        # The accountant's own check: a server may choose a charge after it saw the earlier
-        # releases, and a total alone proves nothing then.
-        name = fitting([*charges, self.charge])
-        if epsilon > 0 and not new_accountant(name, charges).would_exceed(
-            self.charge, epsilon=epsilon, delta=delta
-        ):
-            return None
-        return spent([*charges, self.charge], delta=delta, accountant=name)
+    def _passing_all(self, charges: Sequence[Charge]) -> float | None:
+        """Return the epsilon of everything and this release if it exceeds ``max_epsilon``."""
+        policy = self.store.policy
+        try:
+            *before, charge = policy.counted([*charges, self.charge])
+        except InvalidParameterError:  # nothing bounds what was charged for other neighbours
+            return math.inf
+        return _passing(before, charge, epsilon=policy.max_epsilon or 0.0, delta=policy.delta)
+
+
+def _passing(
+    charges: Sequence[Charge], charge: Charge, *, epsilon: float, delta: float
+) -> float | None:
+    """Return the epsilon of the given charges and another one if it exceeds a cap, else None."""
+    # The accountant's own check, a filter: a server may choose a charge after it saw the earlier
+    # releases, and a total alone proves nothing then.
+    name = fitting([*charges, charge])
+    if epsilon > 0 and not new_accountant(name, charges).would_exceed(
+        charge, epsilon=epsilon, delta=delta
+    ):
+        return None
+    return spent([*charges, charge], delta=delta, accountant=name)

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
+from flwr_privacy.accounting.charges import RELATIONS
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.verification.findings import FAILED, PASSED, UNKNOWN
 from flwr_privacy.simulations.verification.verify import (
     MEANINGFUL,
-    RELATIONS,
     Verification,
     Wanted,
 )

@@ -134,10 +134,13 @@ def _allowed(name: str, entries: tuple[Entry, ...], policy: Policy) -> Check:
                 scheme=entry.scheme.removesuffix(UNPROVEN),
                 unit=entry.unit,
                 noise_multiplier=entry.charge.noise_multiplier,
+                neighbours=entry.charge.neighbours,
             )
         except DeclinedError as error:
             refused.append(str(error))
     if refused:
         detail = f"{len(refused)} charges that the policy does not allow now ({refused[-1]})"
         return Check(name, WARN, detail)
-    return Check(name, OK, "the policy allows the noise, scheme and unit of every charge")
+    return Check(
+        name, OK, "the policy allows the noise, scheme, unit and neighbours of every charge"
+    )

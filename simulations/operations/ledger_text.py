@@ -11,7 +11,10 @@ from .tables import table
 
 __all__ = ["COLUMNS", "ledger_lines", "row_of"]
 
-COLUMNS = ("experiment", "scheme", "unit", "charged", "unanswered", "epsilon", "first", "last")
+COLUMNS = (
+    *("experiment", "scheme", "unit", "neighbours", "charged", "unanswered", "epsilon"),
+    *("first", "last"),
+)
 SHOWN = 5
 """Requests that are named of those that were never answered."""
 
@@ -36,7 +39,10 @@ def ledger_lines(summary: LedgerSummary, limits: Policy | None) -> Iterator[str]
 
 
 def _budget_lines(budget: Budget, limits: Policy | None) -> Iterator[str]:
-    spent = f"epsilon {_number(budget.epsilon)} at delta {budget.delta:g}"
+    spent = (
+        f"epsilon {_number(budget.epsilon)} at delta {budget.delta:g} for the neighbours "
+        f"{budget.neighbours}"
+    )
     if len(budget.epsilon_by_unit) > 1:
         units = ", ".join(f"{u} {_number(e)}" for u, e in budget.epsilon_by_unit.items())
         spent += f" ({units})"

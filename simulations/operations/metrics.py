@@ -109,13 +109,13 @@ def _of_ledger(
     if public:
         last = max(datetime.fromisoformat(entry.time) for _, entry in public)
         yield "last_charge_seconds", "When the last charge was made.", last.timestamp(), {}
-        delta = (policy or Policy()).delta
-        own = [entry.charge for _, entry in public]
+        limits = policy or Policy()
         try:
-            epsilon = spent(own, delta=delta, accountant=fitting(own))
+            own = limits.counted(entry.charge for _, entry in public)
+            epsilon = spent(own, delta=limits.delta, accountant=fitting(own))
         except InvalidParameterError:  # no accountant knows such charges
             epsilon = math.inf
-        text = "Epsilon of all charges together, at the policy's delta."
+        text = "Epsilon of all charges together, at the policy's delta and for its neighbours."
         yield "epsilon", text, epsilon, {}
 
 

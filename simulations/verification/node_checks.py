@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.pipeline.planned_release import UNPROVEN
 from flwr_privacy.privacy.card import CardRelease, PrivacyCard
 from flwr_privacy.privacy.ledger import Entry
 from flwr_privacy.privacy.ledger.chain import Step, UndecidedError, begun, explained
@@ -101,7 +102,7 @@ def check_ledgers(check: str, card: PrivacyCard, ledgers: Entries) -> tuple[Find
     for client, entries in sorted(ledgers.items()):
         own = [entry for entry in entries if entry.question.experiment_id == card.experiment_id]
         held = Counter(map(_of_entry, own))
-        others = sum(entry.scheme != card.guarantee.scheme for entry in own)
+        others = sum(entry.scheme.removesuffix(UNPROVEN) != card.guarantee.scheme for entry in own)
         records = sum(entry.unit == "record" for entry in own)
         for count, text in (
             ((held - stated[client]).total(), "charges that the card lacks"),

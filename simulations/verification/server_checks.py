@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from flwr_privacy.errors import DataError
+from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.wire.message import EVALUATE, INSECURE, TRAIN
 
@@ -31,7 +31,7 @@ def check_charges(card: PrivacyCard) -> tuple[Finding, Numbers]:
     """Recompute epsilon from the charges; return it beside the finding."""
     try:
         numbers = card.verify()
-    except DataError as error:
+    except (DataError, InvalidParameterError) as error:
         return failed("charges", str(error)), {}
     return passed("charges", "they give the epsilon that the card states"), numbers
 

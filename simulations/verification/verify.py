@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flwr_privacy.accounting.charges import RELATIONS
 from flwr_privacy.errors import check_choice, check_number
 from flwr_privacy.privacy.card import PrivacyCard
 
@@ -21,12 +22,10 @@ from .server_checks import (
     check_valid,
 )
 
-__all__ = ["MEANINGFUL", "RELATIONS", "Verification", "Wanted", "verify"]
+__all__ = ["MEANINGFUL", "Verification", "Wanted", "verify"]
 
 MEANINGFUL = 20.0
 """Epsilon above which a guarantee is accepted only by somebody who states a larger one."""
-
-RELATIONS = ("add_remove", "replace_one", "zero_out")
 
 _SCHEMA = 1
 

@@ -461,6 +461,7 @@ class CentralDP(SchemeStrategy):
         return planned_terms(
             self.evaluation,
             unit="user",
+            neighbours=plan.relation,
             noise_multiplier=plan.evaluation_multiplier,
             epsilon=float(plan.epsilon),
             delta=plan.delta,

@@ -96,7 +96,12 @@ def test_secret_poisson_samples_of_everybody_are_plain_rounds_with_half_the_sens
 def test_pld_would_do_with_5_to_8_percent_less_noise(epsilon: float, rounds: int, q: float) -> None:
     schedule = CentralDPNoisePlan(**SECRET, epsilon=epsilon, delta=1e-6, rounds=rounds, q=q)
     low, high = (
-        Charge(noise_multiplier=share * schedule.noise_multiplier, sampling=q, count=rounds)
+        Charge(
+            neighbours="replace_one",
+            noise_multiplier=share * schedule.noise_multiplier,
+            sampling=q,
+            count=rounds,
+        )
         for share in (0.92, 0.95)
     )
     assert spent([low], delta=1e-6, accountant="pld") > epsilon
@@ -250,7 +255,7 @@ def test_shares_together_are_the_noise_of_the_charge() -> None:
     # Worked by hand: z_u = 2 / 0.8, z_c = 2 / 0.6; sensitivities 1 and 2; 4 = sqrt(16).
     assert update == pytest.approx(2.5 * 1.0 / 4)
     assert count == pytest.approx(2 / 0.6 * 2 / 4)
-    assert TERMS.charge() == Charge(noise_multiplier=2.0, gap=1e-4)
+    assert TERMS.charge() == Charge(neighbours="replace_one", noise_multiplier=2.0, gap=1e-4)
 
 
 def test_a_trusted_server_adds_the_whole_noise() -> None:
@@ -258,7 +263,9 @@ def test_a_trusted_server_adds_the_whole_noise() -> None:
     update, count = terms.share_sigmas()
     assert update == pytest.approx(2.5 * 0.5)
     assert count == pytest.approx(2 / 0.6)
-    assert terms.charge() == Charge(noise_multiplier=2.0, gap=1e-4, sampling=0.1)
+    assert terms.charge() == Charge(
+        neighbours="replace_one", noise_multiplier=2.0, gap=1e-4, sampling=0.1
+    )
     assert changed(noise="server", parties=1, count_share=0.0).share_sigmas() == (2.0, None)
 
 

@@ -16,7 +16,7 @@ from flwr_privacy.wire.pins import Identity
 EXPERIMENT = "0123456789abcdef"
 CLIENTS = ("ward-a", "ward-b", "ward-c")
 IDENTITIES = {client: Identity.generate() for client in CLIENTS}
-CHARGE = Charge(noise_multiplier=4.0)
+CHARGE = Charge(noise_multiplier=4.0, neighbours="replace_one")
 PROMISE = Guarantee(
     scheme="udp",
     protects="all data of a client",

@@ -78,7 +78,7 @@ def leave_card(run, *, spent=None, **more):
             phase="train",
             server_round=1,
             request=0,
-            charge=Charge(noise_multiplier=2.0),
+            charge=Charge(neighbours="replace_one", noise_multiplier=2.0),
             clients=("0", "1"),
             unanswered=("1",),
         )

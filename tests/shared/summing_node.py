@@ -37,7 +37,11 @@ class Sum(Mechanism):
     def plan(self, start: Any, facts: Facts) -> ReleasePlan:
         if facts.records is not None and facts.records < self.least_records:
             raise InvalidParameterError("records", facts.records, "more")
-        charge = Charge(noise_multiplier=self.noise_multiplier) if self.noise_multiplier else None
+        charge = (
+            Charge(neighbours="replace_one", noise_multiplier=self.noise_multiplier)
+            if self.noise_multiplier
+            else None
+        )
         return ReleasePlan(
             unit="user",
             charge=charge,

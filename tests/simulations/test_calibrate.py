@@ -374,7 +374,7 @@ def test_a_card_that_is_made_by_hand_verifies(command: Command, tmp_path: Path) 
     from flwr_privacy.privacy.guarantee import Guarantee
 
     promise = Guarantee(scheme="s", protects="p", adversary="a", epsilon=9.0, delta=DELTA)
-    noise = Charge(noise_multiplier=6.570652, count=200)
+    noise = Charge(neighbours="replace_one", noise_multiplier=6.570652, count=200)
     asked = {"phase": "train", "server_round": 1, "request": 0, "clients": ("x",)}
     release = CardRelease(**asked, charge=noise, unanswered=("x",))
     card = PrivacyCard(experiment_id="e", guarantee=promise, releases=[release])

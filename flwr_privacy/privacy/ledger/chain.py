@@ -95,7 +95,7 @@ def head_of(experiment_id: str, charges: Iterable[tuple[str, int, int, Charge]])
 
     Examples
     --------
-    >>> charge = Charge(noise_multiplier=2.0)
+    >>> charge = Charge(neighbours="replace_one", noise_multiplier=2.0)
     >>> one = head_of("e", [("train", 1, 0, charge), ("train", 2, 0, charge)])
     >>> two = extended(begun("e"), charge, phase="train", server_round=1, request=0)
     >>> extended(two, charge, phase="train", server_round=2, request=0) == one
@@ -166,7 +166,7 @@ def explained(base: Head, steps: Sequence[Step], head: Head) -> tuple[int, ...] 
 
     Examples
     --------
-    >>> charge = Charge(noise_multiplier=2.0)
+    >>> charge = Charge(neighbours="replace_one", noise_multiplier=2.0)
     >>> steps = [Step(phase="train", server_round=n, request=0, charge=charge) for n in (1, 2, 3)]
     >>> last = steps[2].after(steps[0].after(begun("e")))
     >>> explained(begun("e"), steps, last), explained(begun("e"), steps[:2], last)

@@ -77,7 +77,7 @@ class Ledger:
     >>> question = Question(experiment_id="e", phase="train", server_round=1)
     >>> with ledger.locked() as locked:
     ...     if locked.count < 10:
-    ...         charge = Charge(noise_multiplier=2.0)
+    ...         charge = Charge(neighbours="replace_one", noise_multiplier=2.0)
     ...         entry = Entry(question=question, scheme="udp", unit="user", charge=charge)
     ...         number = locked.charge(entry)
     >>> [entry.question.server_round for entry in ledger.unanswered()]

@@ -94,7 +94,8 @@ def merged(charges: Iterable[tuple[Charge, int]]) -> tuple[Charge, ...]:
 
     Examples
     --------
-    >>> one, two = Charge(noise_multiplier=1.0), Charge(noise_multiplier=2.0, count=3)
+    >>> one = Charge(neighbours="replace_one", noise_multiplier=1.0)
+    >>> two = Charge(neighbours="replace_one", noise_multiplier=2.0, count=3)
     >>> [charge.count for charge in merged([(one, 2), (two, 1), (one, 1)])]
     [3, 3]
     """

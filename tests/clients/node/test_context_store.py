@@ -58,7 +58,7 @@ def store(
 def enter(kept: ContextStore, server_round: int = 1) -> None:
     question = Question(experiment_id="e", phase="train", server_round=server_round)
     with kept.ledger.locked() as locked:
-        charge = Charge(noise_multiplier=1.25)
+        charge = Charge(neighbours="replace_one", noise_multiplier=1.25)
         locked.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
     kept.replies.keep(question, b"noised")
 

@@ -170,7 +170,10 @@ def test_a_day_later_a_node_answers_again(tmp_path: Path) -> None:
     store = store_in(tmp_path, Policy(max_releases_per_day=1))
     old = datetime.now(UTC) - timedelta(hours=25)
     with store.ledger.locked() as locked:
-        charge, time = Charge(noise_multiplier=2.0), old.strftime("%Y-%m-%dT%H:%M:%SZ")
+        charge, time = (
+            Charge(neighbours="replace_one", noise_multiplier=2.0),
+            old.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
         locked.charge(Entry(question=QUESTION, scheme="toy", unit="user", charge=charge, time=time))
     ask(store, question=replace(QUESTION, server_round=2))
     with pytest.raises(DeclinedError, match="max_releases_per_day = 1"):

@@ -132,7 +132,7 @@ def release(ledger: Ledger, *, server_round: int, request: int = 0, cap: int = 1
     )
     with ledger.locked(timeout=60) as locked:
         if locked.count < cap:
-            charge = Charge(noise_multiplier=1.0)
+            charge = Charge(neighbours="replace_one", noise_multiplier=1.0)
             locked.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
 
 

@@ -19,7 +19,14 @@ from flwr_privacy.wire.files import write_checksummed
 CRASH = Path(__file__).with_name("ledger_crash.py")
 MAGIC = b"flwr-privacy ledger\n"
 FIRST = {"version": 2, "data_set": "ward-7"}
-CHARGE = Charge(noise_multiplier=1.5, mechanism=LAPLACE, sampling=0.01, gap=1e-9, count=3)
+CHARGE = Charge(
+    neighbours="replace_one",
+    noise_multiplier=1.5,
+    mechanism=LAPLACE,
+    sampling=0.01,
+    gap=1e-9,
+    count=3,
+)
 
 
 def entry(server_round: int = 1, **values) -> Entry:

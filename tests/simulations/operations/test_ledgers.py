@@ -29,7 +29,7 @@ def charge(
 ) -> None:
     question = Question(experiment_id=experiment, phase="train", server_round=server_round)
     values = {"scheme": "udp", "unit": "user", "time": TIME, "noise_multiplier": 2.0, **own}
-    noise = Charge(noise_multiplier=values.pop("noise_multiplier"))
+    noise = Charge(neighbours="replace_one", noise_multiplier=values.pop("noise_multiplier"))
     with ledger.locked() as locked:
         number = locked.charge(Entry(question=question, charge=noise, **values))
         if answered:
@@ -54,7 +54,9 @@ def policy(tmp_path: Path, **limits: float) -> Path:
 
 
 def total(charges: int) -> float:
-    return spent([Charge(noise_multiplier=2.0, count=charges)], delta=1e-5)
+    return spent(
+        [Charge(neighbours="replace_one", noise_multiplier=2.0, count=charges)], delta=1e-5
+    )
 
 
 def test_show_says_what_was_charged_and_what_is_left(ward: Ledger, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_training_that_ends_early_is_reported() -> None:
 
 # -- Ledgers -------------------------------------------------------------------------------------
 
-COST = Charge(noise_multiplier=5.0)
+COST = Charge(neighbours="replace_one", noise_multiplier=5.0)
 
 
 def entry(server_round: int, charge: Charge = COST) -> Entry:
@@ -236,7 +236,7 @@ def test_ledgers_that_disagree_are_reported(numbers: tuple[int, int, int], told:
 
 
 def test_an_entry_that_costs_too_little_is_reported() -> None:
-    cheap = {("train", 1): [entry(1, Charge(noise_multiplier=50.0))]}
+    cheap = {("train", 1): [entry(1, Charge(neighbours="replace_one", noise_multiplier=50.0))]}
     mine = account("1", {("train", 1): 1}, cheap, card(1))
     assert len(mine.wrong) == 1
     assert mine.wrong[0].startswith("client 1: the ledger gives epsilon")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from evidence import CHARGE, CLIENTS, EXPERIMENT, IDENTITIES, PROMISE, MadeRun, release, stated
 
-from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.privacy.card import CardHead, PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
@@ -143,7 +142,7 @@ def test_ledgers_in_the_run_folder_are_compared(tmp_path: Path) -> None:
     [
         ({"scheme": "acfl"}, "4 charges of another scheme"),
         ({"unit": "record"}, "4 charges that protect a record alone"),
-        ({"charge": Charge(noise_multiplier=3.9)}, "4 charges that the card lacks"),
+        ({"charge": replace(CHARGE, noise_multiplier=3.9)}, "4 charges that the card lacks"),
     ],
 )
 def test_a_ledger_that_differs_is_found(run: MadeRun, changes: dict[str, Any], text: str) -> None:
@@ -250,7 +249,9 @@ def test_a_void_guarantee_is_no_success_whoever_says_so(run: MadeRun) -> None:
 
 def test_an_epsilon_without_meaning_is_accepted_only_by_name(run: MadeRun) -> None:
     card = run.card()
-    card.releases = [replace(one, charge=Charge(noise_multiplier=0.0008)) for one in card.releases]
+    card.releases = [
+        replace(one, charge=replace(CHARGE, noise_multiplier=0.0008)) for one in card.releases
+    ]
     card.guarantee = replace(PROMISE, epsilon=1e7)
     run.write(replace(stated(card), heads=[]))
     assert card.stated["gdp"] > 1e6
@@ -276,6 +277,15 @@ def test_a_limit_has_to_be_one(value: float) -> None:
         Wanted(max_epsilon=value)
     with pytest.raises(InvalidParameterError, match="--neighbours"):
         Wanted(neighbours="replace")
+
+
+def test_another_relation_is_accepted_only_by_name(run: MadeRun) -> None:
+    came_to(full(run, neighbours="replace_one"), "verified")
+    came_to(full(run, neighbours="add_remove"), "policy", "for replace_one and not for add_remove")
+    card = run.card()
+    card.releases[0] = replace(card.releases[0], charge=replace(CHARGE, neighbours="add_remove"))
+    run.write(card)  # costs for different neighbours do not add up
+    came_to(full(run), "refused", "add_remove")
 
 
 def test_requests_that_the_card_lacks_are_found(run: MadeRun) -> None:

@@ -15,7 +15,10 @@ from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.strategies.state.experiment import Experiment
 from flwr_privacy.wire.message import Header
 
-ONE, OTHER = Charge(noise_multiplier=2.0), Charge(noise_multiplier=3.0)
+ONE, OTHER = (
+    Charge(neighbours="replace_one", noise_multiplier=2.0),
+    Charge(neighbours="replace_one", noise_multiplier=3.0),
+)
 COSTS = {"a": ONE, "b": OTHER, "c": ONE, "node-9": ONE}
 
 

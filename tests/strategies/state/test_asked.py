@@ -13,7 +13,10 @@ from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies import LoopOptions
 from flwr_privacy.strategies.state.experiment import Experiment
 
-ONE, OTHER = Charge(noise_multiplier=1.0), Charge(noise_multiplier=2.0, sampling=0.5)
+ONE, OTHER = (
+    Charge(neighbours="replace_one", noise_multiplier=1.0),
+    Charge(neighbours="replace_one", noise_multiplier=2.0, sampling=0.5),
+)
 
 
 def experiment(folder: Path, *, resume: bool = False) -> Experiment:
