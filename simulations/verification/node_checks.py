@@ -113,7 +113,9 @@ def check_ledgers(check: str, card: PrivacyCard, ledgers: Entries) -> tuple[Find
             ),
         ):
             if count:
-                return failed(check, f"the ledger of {some([client])} has {count} {text}"), set()
+                hint = "" if stated[client] else " (CLIENT=FILE if it is another client's)"
+                text = f"the ledger of {some([client])} has {count} {text}{hint}"
+                return failed(check, text), set()
         if missing := (sure[client] - held).total():
             text = f"the ledger of {some([client])} lacks {missing} charges that were answered"
             return failed(check, text), set()
@@ -212,10 +214,14 @@ class _Heads:
 def _covered(head: SignedHead, steps: Sequence[Step]) -> int | None:
     """Return how many of the card's charges a head covers; None if they do not lead to it."""
     start = begun(head.experiment)
-    for length in range(len(steps), head.head.count - 1, -1):
+    for length in range(len(steps), head.head.count, -1):
         if explained(start, steps[:length], head.head) is not None:
             return length
-    return None
+    # None is left out: there is one choice, and no search.
+    reached = start
+    for step in steps[: head.head.count]:
+        reached = step.after(reached)
+    return head.head.count if reached == head.head else None
 
 
 def _steps(card: PrivacyCard) -> dict[str, list[Step]]:

@@ -120,6 +120,9 @@ def test_the_page_says_what_the_command_says(command: Command, run: MadeRun, kin
     outcome, _, sentence = done.stdout.splitlines()[-1].partition(": ")
     assert f"{outcome.upper()} {sentence}" in page.text
     assert hostile in page.text
+    for line in done.stdout.splitlines():
+        if line.startswith(("ok    ", "fail  ", "-     ")):
+            assert line[6:].partition(": ")[2] in page.text
 
 
 def test_a_card_cannot_print_lines_of_its_own(command: Command, run: MadeRun) -> None:

@@ -11,6 +11,7 @@ from evidence import CHARGE, CLIENTS, EXPERIMENT, IDENTITIES, PROMISE, MadeRun, 
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.privacy.card import CardHead, PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
+from flwr_privacy.privacy.ledger import Entry, Ledger, Question
 from flwr_privacy.simulations.verification.evidence import NodeEvidence, gather
 from flwr_privacy.simulations.verification.findings import OUTCOMES
 from flwr_privacy.simulations.verification.verify import Verification, Wanted, verify
@@ -178,6 +179,18 @@ def test_another_client_on_the_card_is_not_the_pinned_one(run: MadeRun) -> None:
     )
 
 
+@pytest.mark.parametrize("changes", [{"request": 1}, {"phase": "evaluate"}, {"server_round": 9}])
+def test_a_charge_that_has_another_name_does_not_lead_to_the_head(
+    run: MadeRun, changes: dict[str, Any]
+) -> None:
+    card = run.card()
+    card.releases[0] = replace(card.releases[0], **changes)
+    run.write(card)
+    came_to(
+        check(run.card_path), "refused", "client 'ward-a' do not lead to the head of its ledger"
+    )
+
+
 def test_a_head_that_another_key_signed_is_refused(run: MadeRun) -> None:
     forged = run.head(CLIENTS[0], identity=Identity.generate())
     run.write(replace(run.card(), heads=[CardHead(signed=forged)]))
@@ -325,6 +338,26 @@ def test_a_round_that_says_something_else_is_found(
     changed = json.dumps({**json.loads(last), **change}) + "\n"
     run.path("metrics.jsonl").write_text("".join([*lines, changed]))
     came_to(full(run), "refused", text)
+
+
+def test_charges_that_were_moved_to_a_later_round_are_found(run: MadeRun) -> None:
+    card = replace(run.card(), heads=[])
+    card.releases[0] = replace(card.releases[0], server_round=4, request=1)
+    run.write(card)
+    came_to(check(run.folder), "refused", "counts 3 charges after round 1, the card has 0")
+
+
+def test_a_ledger_of_somebody_else_confirms_nothing(run: MadeRun) -> None:
+    path = run.folder.parent / "ward-z.ledger"
+    question = Question(experiment_id="another", phase="train", server_round=1)
+    with Ledger(path, data_set="ward-z", durable=False).locked() as ledger:
+        ledger.charge(Entry(question=question, scheme="udp", unit="user", charge=CHARGE))
+    found = check(run.folder, ledgers=[str(path)])
+    (finding,) = [one for one in found.findings if one.check == "nodes' ledgers"]
+    assert (finding.result, finding.detail) == (
+        "not checkable",
+        "no ledger is of a client on the card",
+    )
 
 
 def test_a_card_of_another_experiment_is_found(run: MadeRun) -> None:
