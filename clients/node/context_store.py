@@ -23,6 +23,9 @@ node configuration             environment                       meaning
                                                                  for the hello alone
 ``privacy-pins``               FLWR_PRIVACY_PINS                 TOML file with the other clients'
                                                                  long-term keys
+``privacy-witness``            FLWR_PRIVACY_WITNESS              existing folder on another volume
+                                                                 for the witness of the ledger; by
+                                                                 default there is none
 ``insecure-seed``                                                seed of the noise, for tests:
                                                                  nothing is protected
 ``privacy-simulated``                                            whether the client is made up, for
@@ -54,8 +57,6 @@ from flwr_privacy.pipeline.operator_checks import (
 from flwr_privacy.pipeline.reply_cache import EXPERIMENTS, ReplyCache
 from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
 from flwr_privacy.privacy.ledger import Ledger
-from flwr_privacy.privacy.ledger.shown import shown
-from flwr_privacy.privacy.ledger.signed_head import SignedHead
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.wire.files import exclusive_lock, node_file
 from flwr_privacy.wire.identity import (
@@ -76,6 +77,7 @@ __all__ = [
     "POLICY_VARIABLE",
     "SIMULATED",
     "STATE_VARIABLE",
+    "WITNESS_VARIABLE",
     "ContextStore",
     "has_policy_file",
     "identity_of",
@@ -94,15 +96,18 @@ STATE_VARIABLE, POLICY_VARIABLE = "FLWR_PRIVACY_STATE", "FLWR_PRIVACY_POLICY"
 
 IDENTITY_VARIABLE = "FLWR_PRIVACY_IDENTITY"
 
+WITNESS_VARIABLE = "FLWR_PRIVACY_WITNESS"
+
 DATA_SET_VARIABLE = "FLWR_PRIVACY_DATA_SET"
 """`flwr-privacy executor` sets it to what the operator's list says of the app that it runs."""
 
 _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
 _DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"
+_WITNESS = "privacy-witness"
 SIMULATED = "privacy-simulated"
 _OF_THE_NODE = (
     *(_STATE, _POLICY, ALLOW_UNPROTECTED, _DATA_SET, _SEED, _IDENTITY, _PINS, SIMULATED),
-    "m2fdp-role",
+    *(_WITNESS, "m2fdp-role"),
 )
 _REFUSED = {name for key in _OF_THE_NODE for name in (key, key.replace("-", "_"))}
 _VARIABLES = {
@@ -110,6 +115,7 @@ _VARIABLES = {
     ALLOW_UNPROTECTED: ALLOW_VARIABLE,
     _IDENTITY: IDENTITY_VARIABLE,
     _PINS: PINS_VARIABLE,
+    _WITNESS: WITNESS_VARIABLE,
 }
 
 _LOCK_TIMEOUT = 10.0  # seconds
@@ -161,8 +167,13 @@ def _durable(*, simulated: bool) -> bool:
 
 def _ledger(context: Context, folder: Path, client_id: str, *, simulated: bool) -> Ledger:
     data_set = _data_set(context.node_config, client_id, simulated=simulated)
-    path = folder / f"{data_set}.ledger"
-    return Ledger(path, data_set=data_set, durable=_durable(simulated=simulated))
+    witness = _of_node(context, _WITNESS)
+    return Ledger(
+        folder / f"{data_set}.ledger",
+        data_set=data_set,
+        durable=_durable(simulated=simulated),
+        witness=Path(str(witness)) if witness else None,
+    )
 
 
 def shown_head(context: Context, experiment_id: str, *, empty: bool) -> Fields:
@@ -189,6 +200,9 @@ def shown_head(context: Context, experiment_id: str, *, empty: bool) -> Fields:
     """
     if not _named(context):
         return {}
+    from flwr_privacy.privacy.ledger.shown import shown  # late: many schemes charge nothing
+    from flwr_privacy.privacy.ledger.signed_head import SignedHead
+
     client_id, simulated = client_id_from(context.node_config), is_simulated_client(context)
     ledger = _ledger(context, _folder(context), client_id, simulated=simulated)
     head = ledger.head(experiment_id)

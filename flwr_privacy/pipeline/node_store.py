@@ -112,7 +112,7 @@ class NodeStore(NodeRules):
         path = self.note_path(experiment_id, name)
         with node_file(path, "a note of the node"):
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            with self.ledger.locked():  # another process may write the same note
+            with self.ledger.held():  # another process may write the same note
                 write_checksummed(path, _NOTE, value.encode(), durable=self.durable)
 
     def noted(self, experiment_id: str, name: str) -> str | None:

@@ -17,6 +17,7 @@ __all__ = [
     "PolicyFile",
     "StateFolder",
     "StateFolderOrNone",
+    "WitnessFolder",
     "print_checks",
     "write_or_print",
 ]
@@ -34,6 +35,10 @@ _STATE = typer.Option(
 )
 StateFolder = Annotated[Path, _STATE]
 StateFolderOrNone = Annotated[Path | None, _STATE]
+WitnessFolder = Annotated[
+    Path | None,
+    typer.Option("--witness", envvar="FLWR_PRIVACY_WITNESS", help="The privacy-witness folder."),
+]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsCSV = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 

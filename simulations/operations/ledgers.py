@@ -15,7 +15,7 @@ from typing import Any
 from flwr_privacy.accounting import Charge, fitting, spent
 from flwr_privacy.errors import InvalidParameterError, check_choice
 from flwr_privacy.pipeline.planned_release import UNPROVEN
-from flwr_privacy.privacy.ledger import Entry, Ledger
+from flwr_privacy.privacy.ledger import Entry, Ledger, Loss
 from flwr_privacy.privacy.policy import UNITS, Policy
 
 __all__ = [
@@ -131,6 +131,8 @@ class LedgerSummary:
         In the order of their first charges.
     unanswered : tuple of Entry
         Charges without an answer.
+    losses : tuple of Loss
+        When the operator went on without charges that are missing, oldest first.
     budget : Budget
         What is spent and left.
     """
@@ -139,6 +141,7 @@ class LedgerSummary:
     data_set: str
     experiments: tuple[ExperimentTotals, ...]
     unanswered: tuple[Entry, ...]
+    losses: tuple[Loss, ...]
     budget: Budget
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,6 +152,7 @@ class LedgerSummary:
             "experiments": [
                 {**asdict(one), "unanswered": one.unanswered} for one in self.experiments
             ],
+            "losses": [asdict(loss) for loss in self.losses],
             "budget": asdict(self.budget),
         }
 
@@ -170,7 +174,9 @@ def ledger_files(state: Path, data_set: str | None = None) -> list[Path]:
     return [files[check_choice("--data-set", data_set, files)]]
 
 
-def summary_of(file: Path, policy: Policy | None = None) -> LedgerSummary:
+def summary_of(
+    file: Path, policy: Policy | None = None, witness: Path | None = None
+) -> LedgerSummary:
     """Return what a ledger holds.
 
     Parameters
@@ -179,14 +185,16 @@ def summary_of(file: Path, policy: Policy | None = None) -> LedgerSummary:
         ``<data set>.ledger``.
     policy : Policy, optional
         Its node's limits; by default none.
+    witness : Path, optional
+        Folder of the ledger's witness; by default it is not compared with any.
 
     Raises
     ------
     LedgerError
-        If it cannot be read.
+        If it cannot be read, or lacks what its witness has seen.
     """
-    ledger, policy = Ledger(file, data_set=file.stem), policy or Policy()
-    entries, answered = ledger.read()
+    ledger, policy = Ledger(file, data_set=file.stem, witness=witness).view(), policy or Policy()
+    entries, answered = ledger.entries(), ledger.answered()
     unanswered = tuple(entry for n, entry in enumerate(entries) if n not in answered)
     missing = Counter(map(_experiment, unanswered))
     groups: dict[tuple[str, str, str, str], list[Entry]] = {}
@@ -208,9 +216,10 @@ def summary_of(file: Path, policy: Policy | None = None) -> LedgerSummary:
     )
     return LedgerSummary(
         path=file,
-        data_set=ledger.data_set,
+        data_set=file.stem,
         experiments=totals,
         unanswered=unanswered,
+        losses=ledger.losses(),
         budget=_budget(entries, policy),
     )
 
@@ -223,13 +232,13 @@ def charges(file: Path) -> list[dict[str, Any]]:
     LedgerError
         If it cannot be read.
     """
-    ledger = Ledger(file, data_set=file.stem)
-    entries, answered = ledger.read()
+    ledger = Ledger(file, data_set=file.stem).view()
+    answered = ledger.answered()
     rows = []
-    for number, entry in enumerate(entries):
+    for number, entry in enumerate(ledger.entries()):
         values = entry.to_dict()
         charge = values.pop("charge")
-        own = {"data_set": ledger.data_set, "number": number, "answered": number in answered}
+        own = {"data_set": file.stem, "number": number, "answered": number in answered}
         row = {**own, **values, **charge}
         rows.append({column: row[column] for column in CHARGE_COLUMNS})
     return rows

@@ -96,7 +96,8 @@ def _policy(path: Path | None) -> Policy | None:
 def _of_ledger(
     path: Path, policy: Policy | None
 ) -> Iterator[tuple[str, str, float, dict[str, str]]]:
-    entries, answered = Ledger(path, data_set=path.stem).read()
+    ledger = Ledger(path, data_set=path.stem).view()
+    entries, answered = ledger.entries(), ledger.answered()
     public = [(number, entry) for number, entry in enumerate(entries) if not _is_secret(entry)]
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, entry in public:

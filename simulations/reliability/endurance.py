@@ -19,7 +19,7 @@ from .endurance_checks import Account, Gauge, Held, Mark, Place, account, growth
 from .endurance_faults import DEADLINE, RATE, FaultPlan, Journal, RestlessGrid
 from .federations import FEDERATIONS, SEED, SmallFederation
 from .grid import FAULTS, Killed
-from .training import ledger_entries, start, warnings_to
+from .training import asked_in, ledger_entries, start, warnings_to
 
 __all__ = ["LEAST_ROUNDS", "Endured", "endure", "kinds_of"]
 
@@ -281,6 +281,8 @@ class _Training:
         return accounts, wrong + [line for mine in accounts for line in mine.wrong]
 
     def _accounts(self, card: PrivacyCard) -> Iterator[Account]:
+        asked = [replace(r, phase=asked_in(self._federation, r.phase)) for r in card.releases]
+        card = replace(card, releases=asked)
         entries: dict[str, dict[Place, list[Entry]]] = defaultdict(lambda: defaultdict(list))
         for client, phase, server_round, entry in ledger_entries(self._federation, self._state):
             entries[client][phase, server_round].append(entry)

@@ -90,7 +90,7 @@ REAL_FAULTS = {
         "exact; without its files the ledger counts from then on",
     ),
     "disk full": (
-        "the ledger's file leads to `/dev/full`",
+        "what is written to the ledger goes to `/dev/full`",
         "left out, nothing charged, the node's log says why",
     ),
     "clock ahead": (
@@ -114,7 +114,7 @@ All five schemes and the secure sum end on such processes at exactly the models 
 with a charge for each answer (`tests/test_deployed_schemes.py`). M2FDP's messages and FedVS's
 shares are read on the way in `tests/m2fdp/test_deployed.py` and `tests/fedvs/test_deployed.py`.
 Processes are killed at each step of writing a charge in
-`tests/flwr_privacy/privacy/test_ledger.py`.
+`tests/flwr_privacy/privacy/ledger/test_ledger.py`.
 
 **Changed messages.** `tests/every_scheme/test_fuzz.py` changes messages of this page's trainings
 at random, requests and replies, for a minute in each run of the tests; the seed is printed. With

@@ -34,6 +34,7 @@ _UNKNOWN = "it has charges of this experiment that this server does not know of"
 _TWICE = "it charged a question again, or one that it said it had not answered"
 _ORDER = "it was charged in another order than the card has"
 _NONE = "it answered without showing its ledger"
+_MOST_TOLD = 10  # clients that the log names, where nobody is refused
 
 
 class ChargeName(NamedTuple):
@@ -61,6 +62,7 @@ class _Chain:
 
     head: Head
     seen: bool = False  # whether the client has shown a head
+    charged: bool = False  # whether it was ever asked for what its ledger is charged
     asked: list[_Asked] = field(default_factory=list)  # since that head
     unplaced: list[ChargeName] = field(default_factory=list)  # of charges that the card will have
     signed: "SignedHead | None" = None
@@ -111,6 +113,7 @@ class LedgerHeads:
         self._again: set[tuple[str, ChargeName]] = set()  # asked by a run that broke off
         self._accepted: frozenset[str] = frozenset()
         self._server_lost = False
+        self._told = 0
         self.losses: dict[str, str] = {}
 
     def leave_out(self) -> None:
@@ -126,6 +129,7 @@ class LedgerHeads:
             if (name, charge) not in steps:
                 steps[name, charge] = _step(name, charge)
             chain, again = self._chain(client), (client, name) in self._again
+            chain.charged = True
             chain.asked.append(_Asked(steps[name, charge], on_card=not again))
             if not again:
                 chain.unplaced.append(name)
@@ -246,6 +250,9 @@ class LedgerHeads:
         else:
             if taken is not None:
                 chain.follow(taken, head)
+            elif head.count > chain.head.count and not chain.charged and chain.seen:
+                # An aggregator's: the card charges its devices.
+                chain.adopt(head, "the card has none of its charges")
             elif head.count > chain.head.count and (self._server_lost or not chain.seen):
                 # It is ahead of a server that has begun anew, or gone back to an old checkpoint.
                 self._adopt(client, chain, head, _UNKNOWN)
@@ -274,8 +281,10 @@ class LedgerHeads:
             self._adopt(client, chain, head, why)
 
     def _adopt(self, client: str, chain: _Chain, head: Head, why: str) -> None:
-        if chain.unlike != why:
-            logger.warning("client %s: %s", client, why)
+        if chain.unlike != why and self._told <= _MOST_TOLD:
+            self._told += 1
+            more = "" if self._told <= _MOST_TOLD else " (and more clients, which are not named)"
+            logger.warning("client %s: %s%s", client, why, more)
         chain.adopt(head, why)
 
     # -- What is kept ------------------------------------------------------------------------
@@ -285,7 +294,7 @@ class LedgerHeads:
         return [
             CardHead(signed=chain.signed, unlike=chain.unlike)
             for _, chain in sorted(self._chains.items())
-            if chain.signed is not None and chain.signed.head.count
+            if chain.signed is not None and chain.signed.head.count and chain.charged
         ]
 
     def taken_losses(self) -> dict[str, str]:
@@ -294,11 +303,21 @@ class LedgerHeads:
         return losses
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps beside the card: questions after the heads, by client."""
+        """Return what a checkpoint keeps beside the card, by client.
+
+        That is the questions after the heads, and the heads that the card does not have.
+        """
         return {
-            client: [[*one.name, one.step.charge.to_dict(), one.on_card] for one in chain.asked]
-            for client, chain in self._chains.items()
-            if chain.asked
+            "asked": {
+                client: [[*one.name, one.step.charge.to_dict(), one.on_card] for one in chain.asked]
+                for client, chain in self._chains.items()
+                if chain.asked
+            },
+            "others": {
+                client: [chain.head.count, chain.head.value]
+                for client, chain in self._chains.items()
+                if chain.head.count and not chain.charged
+            },
         }
 
     def load_state(
@@ -315,7 +334,7 @@ class LedgerHeads:
         Parameters
         ----------
         state : Mapping
-            The questions after the heads.
+            What the checkpoint has.
         card : PrivacyCard
             The card so far.
         broken_off : iterable of Mapping
@@ -335,11 +354,15 @@ class LedgerHeads:
             signed = shown.signed
             chain = _Chain(signed.head, seen=True, signed=signed, unlike=shown.unlike)
             self._chains[signed.client] = chain
+        for client in {client for release in card.releases for client in release.clients}:
+            self._chain(client).charged = True
         if lost:
             for client, steps in _since(card).items():
                 own = [_Asked(replace(step, sure=False), on_card=True) for step in steps]
                 self._chain(client).asked += own
-        for client, rows in () if lost else state.items():
+        for client, (count, value) in state["others"].items():
+            self._chains[client] = _Chain(Head(count=count, value=value), seen=True)
+        for client, rows in () if lost else state["asked"].items():
             for *name, charge, on_card in rows:
                 step = _step(ChargeName(*name), Charge.from_dict(charge))
                 self._chain(client).asked.append(_Asked(step, on_card))
@@ -359,6 +382,7 @@ class LedgerHeads:
     def _move(self, address: str, client: str) -> None:
         """Give a client the questions that it was asked under its node's address."""
         before, chain = self._chains.pop(address), self._chain(client)
+        chain.charged |= before.charged
         chain.asked += before.asked
         chain.unplaced += before.unplaced
 
@@ -389,11 +413,14 @@ def _reached(experiment_id: str, steps: Sequence[Step], shown: CardHead) -> int:
     """Return how many questions a head is after; all of them where nobody can tell."""
     if shown.unlike:
         return len(steps)
+    head = shown.signed.head
     try:
-        taken = explained(begun(experiment_id), steps, shown.signed.head)
+        for length in range(head.count, len(steps) + 1):
+            if explained(begun(experiment_id), steps[:length], head) is not None:
+                return length
     except UndecidedError:
-        taken = None
-    return len(steps) if not taken else taken[-1] + 1
+        pass
+    return len(steps)
 
 
 def _charges(count: int) -> str:

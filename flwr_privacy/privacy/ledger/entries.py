@@ -10,7 +10,7 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.privacy.policy import UNITS
 
-__all__ = ["Entry", "Question", "check_name"]
+__all__ = ["Entry", "Question", "check_name", "check_time", "now_text"]
 
 _LARGEST_NUMBER = 2**63 - 1  # of an integer in Flower's ConfigRecord
 _LONGEST_NAME = 128
@@ -47,7 +47,8 @@ class Question:
         check_integer("request", self.request, minimum=0, maximum=_LARGEST_NUMBER)
 
 
-def _now() -> str:
+def now_text() -> str:
+    """Return the time as entries have it: UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -81,14 +82,14 @@ class Entry:
     unit: str
     charge: Charge
     digest: str = ""
-    time: str = field(default_factory=_now)
+    time: str = field(default_factory=now_text)
 
     def __post_init__(self) -> None:
         check_name("scheme", self.scheme)
         check_choice("unit", self.unit, UNITS)
         if not isinstance(self.digest, str) or not _DIGEST.fullmatch(self.digest):
             raise InvalidParameterError("digest", self.digest, "32 hexadecimal digits, or none")
-        _check_time(self.time)
+        check_time(self.time)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as plain values, for a file."""
@@ -135,7 +136,14 @@ def check_name(parameter: str, value: Any) -> str:
     return value
 
 
-def _check_time(value: Any) -> None:
+def check_time(value: Any) -> None:
+    """Check a time of an entry.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is anything else.
+    """
     allowed = "a time in UTC as '2025-12-31T23:59:59Z'"
     if not isinstance(value, str) or not _TIME.fullmatch(value):
         raise InvalidParameterError("time", value, allowed)

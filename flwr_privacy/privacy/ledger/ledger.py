@@ -7,31 +7,22 @@ node. A crash in between leaves a charge without a release, never a release with
 for crashes of processes, not for power cuts.
 """
 
-import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from flwr_privacy.errors import LedgerError, check_integer, check_number
-from flwr_privacy.wire.files import (
-    DamagedFileError,
-    exclusive_lock,
-    read_checksummed,
-    write_checksummed,
-)
+from flwr_privacy.errors import LedgerError, check_number
+from flwr_privacy.wire.files import DamagedFileError, append, exclusive_lock
 
 from .chain import Head
-from .entries import Entry, check_name
+from .entries import Entry, check_name, now_text
+from .journal import Journal
+from .loss import Loss
 from .view import LedgerView
+from .witness import Seen, Witness
 
 __all__ = ["Ledger", "LockedLedger"]
-
-_MAGIC = b"flwr-privacy ledger\n"
-_VERSION = 2
-_ANSWERED = "answered"  # the one key of a line that is no entry
 
 
 class Ledger:
@@ -49,23 +40,29 @@ class Ledger:
         Name of the data set: 1 to 128 printable ASCII characters. A file about another is refused.
     durable : bool, default True
         Whether a charge outlives a power cut. Without it a killed process still loses nothing.
+    witness : Path, optional
+        Folder on another volume for the ledger's `Witness`; by default there is none.
 
     Raises
     ------
     InvalidParameterError
-        If the name is not allowed. The file is read by `entries` and `locked`, which raise
+        If the name is not allowed. The file is read by `view` and `locked`, which raise
         `LedgerError`.
+    LedgerError
+        If the witness has no folder.
 
     Notes
     -----
     Guarantee. Against crashes and kills of processes at any moment, and, if it is `durable`, power
-    cuts: the ledger holds every charge that returned, and at most one per process that did not.
-    Two processes that share a ledger charge one after the other, so both never pass a cap that only
-    one release fits under.
+    cuts (on a file system that makes a file longer only when the bytes are there): the ledger holds
+    every charge that returned, and at most one per process that did not. Two processes that share a
+    ledger charge one after the other, so both never pass a cap that only one release fits under.
 
-    Not covered: a file that somebody deletes or sets back to an older copy, or a copy (or hard
-    link) that is charged instead; somebody who edits it and mends the checksum; a disk that says
-    it has written what it has not; a folder on a network whose file system has no locks.
+    A file that is deleted, set back to an older copy, cut, or a copy that is charged instead is
+    found by its witness, or by a server that has seen the heads of its experiment. Without either
+    it is not. Not covered: somebody who edits it and mends the checksums, unless there is a
+    witness; a hard link, which has another lock; a disk that says it has written what it has not; a
+    folder on a network whose file system has no locks.
 
     Examples
     --------
@@ -84,29 +81,29 @@ class Ledger:
     [1]
     >>> with ledger.locked() as locked:
     ...     locked.answer(number)
-    >>> len(ledger.entries()), len(ledger.unanswered())
-    (1, 0)
+    >>> len(ledger.entries()), len(ledger.unanswered()), ledger.head("e").count
+    (1, 0, 1)
     >>> folder.cleanup()
     """
 
-    def __init__(self, path: str | Path, *, data_set: str, durable: bool = True) -> None:
-        # Through links: the file is replaced where it lies, and its lock lies beside it.
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        data_set: str,
+        durable: bool = True,
+        witness: Path | None = None,
+    ) -> None:
+        # Through links: the lock lies beside the file.
         self.path = Path(os.path.realpath(path))
         self.data_set = check_name("data_set", data_set)
         self.durable = durable
+        self.witness = (
+            None if witness is None else Witness(witness, data_set=data_set, durable=durable)
+        )
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r})"
-
-    def read(self) -> tuple[tuple[Entry, ...], frozenset[int]]:
-        """Return every release so far, and the numbers of those that were answered.
-
-        Raises
-        ------
-        LedgerError
-            As `entries`.
-        """
-        return self._parse(self._read())
 
     def view(self) -> LedgerView:
         """Return the ledger's content as it is now; others may charge meanwhile.
@@ -114,9 +111,10 @@ class Ledger:
         Raises
         ------
         LedgerError
-            As `entries`.
+            If the folder is missing, or the file cannot be read, is damaged, is no ledger, has
+            another version, is about another data set, or lacks what its witness has seen.
         """
-        return LedgerView(*self.read())
+        return LedgerView(self._read())
 
     def head(self, experiment_id: str) -> Head:
         """Return the head of an experiment's chain of charges, as it is now.
@@ -124,7 +122,7 @@ class Ledger:
         Raises
         ------
         LedgerError
-            As `entries`.
+            As `view`.
         """
         return self.view().head(experiment_id)
 
@@ -134,10 +132,9 @@ class Ledger:
         Raises
         ------
         LedgerError
-            If the folder is missing, or the file cannot be read, is damaged, is no ledger, has
-            another version or is about another data set.
+            As `view`.
         """
-        return self.read()[0]
+        return self.view().entries()
 
     def unanswered(self) -> tuple[Entry, ...]:
         """Return the charges without an answer, after a crash, a kill or a charged failure.
@@ -147,14 +144,13 @@ class Ledger:
         Raises
         ------
         LedgerError
-            As `entries`.
+            As `view`.
         """
-        entries, answered = self.read()
-        return tuple(entry for n, entry in enumerate(entries) if n not in answered)
+        return self.view().unanswered()
 
     @contextmanager
-    def locked(self, *, timeout: float = 10.0) -> Iterator["LockedLedger"]:
-        """Lock the ledger for a check and a charge; other processes and threads wait.
+    def held(self, *, timeout: float = 10.0) -> Iterator[None]:
+        """Hold the ledger's lock without reading it; other processes and threads wait.
 
         Parameters
         ----------
@@ -164,70 +160,134 @@ class Ledger:
         Raises
         ------
         LedgerError
-            If another one holds it all the while, the platform cannot lock files, or as `entries`.
+            If another one holds it all the while, or the platform cannot lock files.
         """
         check_number("timeout", timeout, minimum=0)
         self._check_folder()
-        with ExitStack() as stack:
+        # A file of its own: who converts a ledger replaces it, and with it a lock on it.
+        lock = exclusive_lock(self.path.with_name(self.path.name + ".lock"), timeout=timeout)
+        try:
+            lock.__enter__()
+        except OSError as error:
+            raise self._error(f"cannot be opened: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            lock.__exit__(None, None, None)
+
+    @contextmanager
+    def locked(self, *, timeout: float = 10.0) -> Iterator["LockedLedger"]:
+        """Lock the ledger for a check and a charge; other processes and threads wait.
+
+        Parameters
+        ----------
+        timeout : float, default 10.0
+            As of `held`.
+
+        Raises
+        ------
+        LedgerError
+            As `held` and `view`.
+        """
+        with self.held(timeout=timeout):
+            # Under the lock: others may have charged since it was read.
+            locked = LockedLedger(self, self._read())
             try:
-                # A file of its own: each write replaces the ledger, and with it a lock on it.
-                lock = self.path.with_name(self.path.name + ".lock")
-                stack.enter_context(exclusive_lock(lock, timeout=timeout))
-            except OSError as error:
-                raise self._error(f"cannot be opened: {error.strerror}") from error
-            # Under the lock: others may have charged since `entries` was read.
-            content = self._read()
-            locked = LockedLedger(self, content, *self._parse(content))
-            stack.callback(locked.close)
-            yield locked
+                yield locked
+            finally:
+                locked.close()
+
+    def accept_loss(self, *, timeout: float = 10.0) -> Loss:
+        """Go on with a ledger that lacks what its witness has seen; the loss is written into it.
+
+        What is missing is in no total: the data set has released more than the ledger says.
+
+        Raises
+        ------
+        LedgerError
+            If there is no witness, it misses nothing, or as `held` and `view`.
+        """
+        if self.witness is None:
+            raise self._error("has no witness, so nothing is known to be missing")
+        with self.held(timeout=timeout):
+            seen, journal = self.witness.seen(), self.read()
+            if seen is None or not self.witness.missing(seen, journal):
+                raise self._error("lacks nothing that a witness has seen: there is no loss")
+            loss = Loss(time=now_text(), charges=journal.count, witnessed=seen.charges)
+            self.write(journal, journal.lost(loss))
+            return loss
+
+    def begin_witness(self, *, timeout: float = 10.0) -> int:
+        """Let a witness begin with the ledger as it is; return the number of its charges.
+
+        Raises
+        ------
+        LedgerError
+            If there is no folder for a witness, it has begun before, or as `held` and `view`.
+        """
+        if self.witness is None:
+            raise self._error("has no folder for a witness")
+        with self.held(timeout=timeout):
+            journal = self.read()
+            if self.witness.seen() is not None:
+                raise self._error(f"has a witness: {self.witness.path}")
+            self.witness.write(Seen.of(journal))
+            return journal.count
+
+    def read(self) -> Journal:
+        """Return the file's content, whatever a witness has seen.
+
+        Raises
+        ------
+        LedgerError
+            As `view`.
+        """
+        content = bytearray()
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                content = bytearray(os.fstat(file.fileno()).st_size)
+                del content[file.readinto(content) or 0 :]
+        except FileNotFoundError:
+            self._check_folder()
+        except OSError as error:
+            raise self._error(f"cannot be read: {error.strerror}") from error
+        return Journal(self.path, self.data_set, content)
+
+    def write(self, journal: Journal, lines: bytes) -> None:
+        """Write lines at the end of the file, whose lock is held, and tell the witness.
+
+        Raises
+        ------
+        LedgerError
+            If they cannot be written.
+        """
+        length = len(journal.content)
+        if self.witness is not None and not length and self.witness.seen() is None:
+            # Before the file is there: a kill must not leave a ledger that has no witness.
+            self.witness.write(Seen.of(journal))
+        try:
+            append(self.path, lines, length=length, torn=journal.torn, durable=self.durable)
+        except DamagedFileError as error:
+            raise self._error(str(error)) from error
+        except OSError as error:
+            raise self._error(f"cannot be written: {error.strerror}") from error
+        journal.torn = 0
+        journal.extend(lines)
+        if self.witness is not None:
+            self.witness.write(Seen.of(journal))
+
+    def _read(self) -> Journal:
+        if self.witness is None:
+            return self.read()
+        # First: another process may write to both, the ledger first.
+        seen = self.witness.seen()
+        journal = self.read()
+        self.witness.check(seen, journal)
+        return journal
 
     def _check_folder(self) -> None:
         if not self.path.parent.is_dir():
             raise self._error(f"has no folder: there is no folder {self.path.parent}")
-
-    def _read(self) -> bytes:
-        """Read the file: a header line, then one line per charge and per answer."""
-        try:
-            return read_checksummed(self.path, _MAGIC)
-        except FileNotFoundError:
-            self._check_folder()
-            return _line({"version": _VERSION, "data_set": self.data_set})
-        except DamagedFileError as error:
-            raise self._error(str(error)) from None
-        except OSError as error:
-            raise self._error(f"cannot be read: {error.strerror}") from error
-
-    def _parse(self, content: bytes) -> tuple[tuple[Entry, ...], frozenset[int]]:
-        """Return the entries, and the numbers of those that were answered."""
-        first, *lines = content.splitlines() or [b""]
-        self._check_first(first)
-        if not content.endswith(b"\n"):
-            raise self._error("is damaged: its last line has no end")
-        entries, answered = list[Entry](), set[int]()
-        for number, line in enumerate(lines, start=2):
-            try:
-                read = _read_line(line)
-                if isinstance(read, Entry):
-                    entries.append(read)
-                elif 0 <= read < len(entries) and read not in answered:
-                    answered.add(read)
-                else:
-                    raise ValueError("no charge before it, or answered before")
-            except ValueError as error:
-                # Without the error's text: it has the values, and they stay here.
-                raise self._error(f"is damaged: its line {number} is malformed") from error
-        return tuple(entries), frozenset(answered)
-
-    def _check_first(self, line: bytes) -> None:
-        try:
-            first = _mapping(line)
-        except ValueError as error:
-            raise self._error("is damaged: its first line is malformed") from error
-        version, data_set = first.get("version"), first.get("data_set")
-        if version != _VERSION:
-            raise self._error(f"has version {version!r}: this library reads version {_VERSION}")
-        if data_set != self.data_set:
-            raise self._error(f"is about the data set {data_set!r}, not {self.data_set!r}")
 
     def _error(self, text: str) -> LedgerError:
         return LedgerError(f"the privacy ledger {self.path} {text}")
@@ -236,16 +296,9 @@ class Ledger:
 class LockedLedger(LedgerView):
     """A locked ledger, as `Ledger.locked` yields it, with what was charged and answered here."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        content: bytes,
-        entries: tuple[Entry, ...],
-        answered: frozenset[int],
-    ) -> None:
-        super().__init__(entries, answered)
+    def __init__(self, ledger: Ledger, journal: Journal) -> None:
+        super().__init__(journal)
         self._ledger = ledger
-        self._content = content
         self._held = True
 
     def charge(self, entry: Entry) -> int:
@@ -263,8 +316,7 @@ class LockedLedger(LedgerView):
         RuntimeError
             If the ledger is not held any more.
         """
-        self._add(entry.to_dict())
-        self._entries.append(entry)
+        self._write(self._journal.charged(entry))
         return self.count - 1
 
     def answer(self, number: int) -> None:
@@ -284,45 +336,14 @@ class LockedLedger(LedgerView):
         RuntimeError
             If the ledger is not held any more.
         """
-        if number not in range(self.count):
-            raise ValueError(f"there is no charge {number}")
         if not self.is_answered(number):
-            self._add({_ANSWERED: number})
-            self._answered.add(number)
+            self._write(self._journal.answered(number))
 
-    def _add(self, values: Mapping[str, Any]) -> None:
+    def _write(self, lines: bytes) -> None:
         if not self._held:
             raise RuntimeError("the ledger is not held any more: write inside `locked`")
-        content = self._content + _line(values)
-        try:
-            # The whole file anew, then renamed: a crash leaves the old ledger or the new one.
-            write_checksummed(self._ledger.path, _MAGIC, content, durable=self._ledger.durable)
-        except OSError as error:
-            raise LedgerError(
-                f"the privacy ledger {self._ledger.path} cannot be written: {error.strerror}"
-            ) from error
-        self._content = content
+        self._ledger.write(self._journal, lines)
 
     def close(self) -> None:
         """Mark the lock as over: this object can no longer charge."""
         self._held = False
-
-
-def _line(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, separators=(",", ":")).encode("ascii") + b"\n"
-
-
-def _mapping(line: bytes) -> dict[str, Any]:
-    values = json.loads(line)
-    if not isinstance(values, dict):
-        raise ValueError("no mapping")
-    return values
-
-
-@lru_cache(maxsize=2**14)  # a ledger is read anew at every charge, with two new lines
-def _read_line(line: bytes) -> Entry | int:
-    """Return the entry of a line, or the number of the entry that the line marks as answered."""
-    values = _mapping(line)
-    if set(values) != {_ANSWERED}:
-        return Entry.from_dict(values)
-    return check_integer(_ANSWERED, values[_ANSWERED], minimum=0)
