@@ -36,10 +36,9 @@ from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
 
-from .charges import GAUSSIAN, REPLACE_ONE, Charge
+from .charges import GAUSSIAN, REPLACE_ONE, Charge, check_alike
 from .curves import MOST_PARTS, ORDERS, composed_pld, gaussian_mu, rdp_curve
 from .gaussian import check_delta, delta_of, epsilon_of
-from .neighbours import check_alike
 
 __all__ = ["ACCOUNTANTS", "Accountant", "fitting", "new_accountant", "spent", "supports"]
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
-__all__ = ["ADD_REMOVE", "GAUSSIAN", "LAPLACE", "RELATIONS", "REPLACE_ONE", "ZERO_OUT", "Charge"]
+__all__ = [
+    "ADD_REMOVE",
+    "GAUSSIAN",
+    "LAPLACE",
+    "RELATIONS",
+    "REPLACE_ONE",
+    "ZERO_OUT",
+    "Charge",
+    "check_alike",
+]
 
 GAUSSIAN, LAPLACE = "gaussian", "laplace"
 
@@ -94,3 +103,20 @@ gap=0.0, count=1)
         if sorted(values) != sorted(names):
             raise InvalidParameterError("charge", sorted(values), f"the entries {names}")
         return cls(**values)
+
+
+def check_alike(one: Charge, other: Charge) -> None:
+    """Refuse to add up charges for different neighbours.
+
+    Raises
+    ------
+    InvalidParameterError
+        If they are.
+    """
+    if one.neighbours != other.neighbours:
+        raise InvalidParameterError(
+            "neighbours",
+            other.neighbours,
+            f"'{one.neighbours}', as of the charges before it: costs for different neighbours are "
+            "not added up",
+        )

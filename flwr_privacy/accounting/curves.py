@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .charges import GAUSSIAN, LAPLACE, REPLACE_ONE, Charge
-from .replaced import replaced_divergence
 
 __all__ = ["MOST_PARTS", "ORDERS", "composed_pld", "gaussian_mu", "rdp_curve"]
 
@@ -55,6 +54,8 @@ def rdp_curve(
     if noise_multiplier < _LEAST_NOISE:
         return np.full(ORDERS.shape, np.inf)
     if sampling < 1 and neighbours == REPLACE_ONE:
+        from .replaced import replaced_divergence  # late: few nodes sample
+
         return _bounding(replaced_divergence(ORDERS, noise_multiplier, sampling))
     # It takes a second to import, and who needs Gaussian DP only does without.
     from dp_accounting import (

@@ -52,9 +52,9 @@ from dataclasses import replace
 
 from flwr_privacy.errors import InvalidParameterError
 
-from .charges import GAUSSIAN, REPLACE_ONE, Charge
+from .charges import GAUSSIAN, REPLACE_ONE, Charge, check_alike
 
-__all__ = ["as_replaced", "check_alike", "relation_of"]
+__all__ = ["as_replaced", "relation_of"]
 
 
 def as_replaced(charge: Charge) -> Charge:
@@ -94,23 +94,6 @@ def as_replaced(charge: Charge) -> Charge:
         raise InvalidParameterError("charge", charge, "Gaussian noise where there is a sample")
     half = max(charge.noise_multiplier / 2, math.ulp(0.0))  # next to none costs infinitely much
     return replace(charge, noise_multiplier=half, neighbours=REPLACE_ONE)
-
-
-def check_alike(one: Charge, other: Charge) -> None:
-    """Refuse to add up charges for different neighbours.
-
-    Raises
-    ------
-    InvalidParameterError
-        If they are.
-    """
-    if one.neighbours != other.neighbours:
-        raise InvalidParameterError(
-            "neighbours",
-            other.neighbours,
-            f"'{one.neighbours}', as of the charges before it: costs for different neighbours are "
-            "not added up",
-        )
 
 
 def relation_of(charges: Iterable[Charge]) -> str | None:

@@ -21,7 +21,7 @@ __all__ = ["Quorum", "guarantee_of"]
 _NEIGHBOURS = {
     ADD_REMOVE: "one client is there or not",
     REPLACE_ONE: "the data of one client are replaced by any other",
-    ZERO_OUT: "the update of one client is zero",
+    ZERO_OUT: "the contribution of one client to the sums is zero",
 }
 
 Quorum = tuple[int, int, int]

@@ -104,9 +104,9 @@ class DistributedNoise(CentralNoise):
         only that makes the noise less.
     neighbours : {"replace_one", "zero_out"}, optional
         What a client's data are compared with: with any other data (the default), or, by name only,
-        with an update of zero. The latter takes half the noise and says half as much; it is there
-        for comparison with libraries that count so. A deployed node answers it only if its policy
-        lists ``zero_out`` among its ``neighbours``.
+        with a contribution of zero. The latter takes half the noise and says half as much; it is
+        there for comparison with libraries that count so. A deployed node answers it only if its
+        policy lists ``zero_out`` among its ``neighbours``.
     grid_bits : int, optional
         The grid has at least ``2**grid_bits`` steps up to the clipping norm; by default 18, or as
         many as leave room in 31 bits for twelve standard deviations of a share.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
+from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.ledger import Entry, LedgerView
 
@@ -100,7 +100,7 @@ class PlannedRelease:
         cap = plan.epsilon * (1 + _ROUNDING)
         after = _passing(own, self.charge, epsilon=cap, delta=plan.delta)
         if after is not None:
-            before = spent(own, delta=plan.delta, accountant=fitting(own))
+            before = _total(own, plan.delta)
             raise DeclinedError(
                 f"the budget is spent: epsilon {before:.6g} of {plan.epsilon:.6g} after "
                 f"{mine.count} releases, and {after:.6g} with another one, at delta {plan.delta:g}"
@@ -141,11 +141,19 @@ def _passing(
     charges: Sequence[Charge], charge: Charge, *, epsilon: float, delta: float
 ) -> float | None:
     """Return the epsilon of the given charges and another one if it exceeds a cap, else None."""
+    # Imported late: a node that charges nothing has no accountant.
+    from flwr_privacy.accounting import fitting, new_accountant
+
     # The accountant's own check, a filter: a server may choose a charge after it saw the earlier
     # releases, and a total alone proves nothing then.
-    name = fitting([*charges, charge])
-    if epsilon > 0 and not new_accountant(name, charges).would_exceed(
-        charge, epsilon=epsilon, delta=delta
-    ):
+    accountant = new_accountant(fitting([*charges, charge]), charges)
+    if epsilon > 0 and not accountant.would_exceed(charge, epsilon=epsilon, delta=delta):
         return None
-    return spent([*charges, charge], delta=delta, accountant=name)
+    return _total([*charges, charge], delta)
+
+
+def _total(charges: Sequence[Charge], delta: float) -> float:
+    """Return the epsilon of some charges, by the accountant that caps them."""
+    from flwr_privacy.accounting import fitting, spent  # late, as above
+
+    return spent(charges, delta=delta, accountant=fitting(charges))

@@ -6,13 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.accounting import (
-    ADD_REMOVE,
-    RELATIONS,
-    REPLACE_ONE,
-    Charge,
-    as_replaced,
-)
+from flwr_privacy.accounting import ADD_REMOVE, RELATIONS, REPLACE_ONE, Charge
 from flwr_privacy.errors import (
     DeclinedError,
     InvalidParameterError,
@@ -227,8 +221,9 @@ the node's policy has min_noise_multiplier = 1
             raise _declined(f"{asking} asks for a release", f"schemes = {list(self.schemes)}")
         if self.units is not None and unit not in self.units:
             raise _declined(f"{asking} protects the unit {unit!r}", f"units = {list(self.units)}")
-        if neighbours is not None and neighbours not in (allowed := self.neighbours or _USUAL):
-            default = "" if self.neighbours else ", by default"
+        allowed = _USUAL if self.neighbours is None else self.neighbours
+        if neighbours is not None and neighbours not in allowed:
+            default = ", by default" if self.neighbours is None else ""
             raise _declined(
                 f"{asking} asks for a release with a guarantee for the neighbours {neighbours!r}",
                 f"neighbours = {list(allowed)}{default}",
@@ -262,6 +257,8 @@ the node's policy has min_noise_multiplier = 1
             If a charge has no proven bound for these neighbours.
         """
         if self.relation == REPLACE_ONE:
+            from flwr_privacy.accounting import as_replaced  # late: a node may charge nothing
+
             return [as_replaced(charge) for charge in charges]
         found = list(charges)
         for charge in found:

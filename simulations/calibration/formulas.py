@@ -96,13 +96,11 @@ def calibrate(
     most = participations(rounds, q)
     for formula, z in _multipliers(epsilon, delta, rounds, q, sampling_rate):
 
-        def cost(
-            count: int, accountant: str = "", share: float | None = None, z: float = z
-        ) -> float:
+        def cost(count: int, accountant: str = "", share: float = 1.0, z: float = z) -> float:
             charge = Charge(
                 noise_multiplier=z,
-                neighbours=REPLACE_ONE if share is None else SECRET_NEIGHBOURS,
-                sampling=sampling_rate * (1.0 if share is None else share),
+                neighbours=REPLACE_ONE if share == 1 else SECRET_NEIGHBOURS,
+                sampling=sampling_rate * share,
                 count=count,
             )
             exact = "gdp" if charge.sampling == 1 else "pld"

@@ -94,6 +94,8 @@ def _print(place: Path, found: Verification) -> None:
     typer.echo(_shown(found.card.guarantee.text()))
     for accountant, (stated, computed) in found.numbers.items():
         typer.echo(f"epsilon ({accountant}): stated {stated:.6g}, recomputed {computed:.6g}")
+    for name, text in found.card.attacker.lines() if found.card.attacker else ():
+        typer.echo(f"{name.lower()}: {text}")
     typer.echo(f"answers: {found.card.answers()}")
     for finding in found.findings:
         typer.echo(_shown(f"{_MARKS[finding.result]:4}  {finding.check}: {finding.detail}"))

@@ -32,6 +32,7 @@ def page(found: Verification) -> str:
             [
                 ("Experiment", escape(card.experiment_id)),
                 ("Exit code", str(outcome.exit_code)),
+                *(card.attacker.lines() if card.attacker else ()),
                 ("Answers", escape(str(card.answers()))),
                 *(
                     (f"epsilon ({name})", f"stated {stated:.6g}, recomputed {own:.6g}")

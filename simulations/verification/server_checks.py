@@ -3,9 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
-from flwr_privacy.errors import DataError, InvalidParameterError
+from flwr_privacy.errors import DataError
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.attacker import AttackerBound
 from flwr_privacy.wire.message import EVALUATE, INSECURE, TRAIN
 
 from .evidence import RunFiles
@@ -13,6 +15,7 @@ from .findings import Finding, failed, passed, unknown
 
 __all__ = [
     "check_asked",
+    "check_attacker",
     "check_charges",
     "check_experiment",
     "check_released",
@@ -31,9 +34,24 @@ def check_charges(card: PrivacyCard) -> tuple[Finding, Numbers]:
     """Recompute epsilon from the charges; return it beside the finding."""
     try:
         numbers = card.verify()
-    except (DataError, InvalidParameterError) as error:
+    except DataError as error:
         return failed("charges", str(error)), {}
     return passed("charges", "they give the epsilon that the card states"), numbers
+
+
+def check_attacker(card: PrivacyCard) -> Finding:
+    """Recompute what epsilon means for an attacker."""
+    stated = card.attacker
+    if stated is None:
+        return unknown("attacker", "the card does not say what its epsilon means for an attacker")
+    again = replace(card)
+    again.state([stated.accountant])
+    own = again.attacker
+    if own is None or not all(
+        _close(one, other) for one, other in zip(_bounds(stated), _bounds(own), strict=True)
+    ):
+        return failed("attacker", "the charges give other bounds than the card states")
+    return passed("attacker", f"an advantage of at most {own.advantage:.4g}, as the card states")
 
 
 def check_released(card: PrivacyCard) -> Finding:
@@ -127,6 +145,10 @@ def check_asked(card: PrivacyCard, run: RunFiles) -> Finding:
 def _epsilon_of(scheme: Mapping[str, object]) -> float | None:
     value = scheme.get("epsilon")
     return float(value) if isinstance(value, int | float) else None
+
+
+def _bounds(bound: AttackerBound) -> tuple[float, ...]:
+    return (bound.advantage, *bound.true_positives, *bound.epsilons)
 
 
 def _close(one: float, other: float) -> bool:

@@ -15,6 +15,7 @@ from .node_checks import Confirmed, check_heads, check_ledgers
 from .server_checks import (
     Numbers,
     check_asked,
+    check_attacker,
     check_charges,
     check_experiment,
     check_released,
@@ -83,6 +84,13 @@ class Verification:
         reason = next((f". Reason: {f.detail}" for f in self.findings if self._is_reason(f)), "")
         return f"{self.outcome.name}: {of}: {self.outcome.meaning}{reason}"
 
+    def _attacker(self) -> dict[str, Any] | None:
+        if self.card.attacker is None:
+            return None
+        values = self.card.attacker.to_dict()
+        epsilons = {delta: _plain(epsilon) for delta, epsilon in values["epsilon"].items()}
+        return {**values, "epsilon": epsilons}
+
     def _is_reason(self, finding: Finding) -> bool:
         return finding.result == FAILED and finding.outcome == self.outcome.name
 
@@ -102,6 +110,7 @@ class Verification:
                 "promised": _plain(guarantee.epsilon),
                 "recomputed": {name: _plain(own) for name, (_, own) in self.numbers.items()},
             },
+            "attacker": self._attacker(),
             "releases": len(self.card.releases),
             "clients": len(self.card.charges()),
             "charged": self.card.answers().charged,
@@ -123,7 +132,7 @@ def verify(evidence: Evidence, wanted: Wanted | None = None) -> Verification:
     """
     card, run, nodes = evidence.card, evidence.run, evidence.nodes
     charges, numbers = check_charges(card)
-    findings = [charges, check_valid(card, run), check_released(card)]
+    findings = [charges, check_attacker(card), check_valid(card, run), check_released(card)]
     findings += _check_wanted(card, numbers, wanted or Wanted())
     if run is None:
         findings.append(unknown("rounds", "a card alone: no metrics.jsonl beside it is looked at"))
@@ -161,10 +170,9 @@ def _check_wanted(card: PrivacyCard, numbers: Numbers, wanted: Wanted) -> list[F
     elif numbers:
         findings.append(passed("epsilon", f"{largest:.6g}, at most {wanted.max_epsilon:g}"))
     if wanted.neighbours is not None:
-        found = sorted({release.charge.neighbours for release in card.releases})
-        others = [name for name in found if name != wanted.neighbours]
-        if others:
-            text = f"it is for {', '.join(others)} and not for {wanted.neighbours}"
+        relation = card.relation()
+        if relation not in (None, wanted.neighbours):
+            text = f"epsilon is for {relation} and not for {wanted.neighbours}"
             findings.append(failed("neighbours", text, "policy"))
         else:
             findings.append(passed("neighbours", wanted.neighbours))

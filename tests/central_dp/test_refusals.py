@@ -204,6 +204,7 @@ def test_a_reply_that_weighs_more_is_refused() -> None:
     terms = CentralDPTerms(
         noise="distributed",
         sampling="fixed",
+        neighbours="replace_one",
         noise_multiplier=2.0,
         epsilon=10.0,
         delta=1e-5,

@@ -49,7 +49,7 @@ def test_trainings_and_planned_evaluations_fit_the_budget_together(
         evaluations=evaluations,
     )
     evaluation = Charge(
-        neighbours="replace_one", noise_multiplier=plan.evaluation_multiplier, gap=plan.gap
+        neighbours=plan.relation, noise_multiplier=plan.evaluation_multiplier, gap=plan.gap
     )
     charges = [plan.charge()] * plan.releases + [evaluation] * evaluations
     accountant = "gdp" if plan.sampling_rate == 1 else "rdp"
@@ -257,7 +257,7 @@ def test_the_largest_share_leaves_room_for_sampled_rounds() -> None:
         evaluations=200,
     )
     evaluation = Charge(
-        neighbours="replace_one", noise_multiplier=plan.evaluation_multiplier, count=200
+        neighbours=plan.relation, noise_multiplier=plan.evaluation_multiplier, count=200
     )
     rounds = replace(plan.charge(), count=200)
     assert spent([rounds, evaluation], delta=1e-5, accountant="rdp") <= 0.5

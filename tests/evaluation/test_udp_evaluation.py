@@ -539,6 +539,7 @@ GOOD = {"accuracy": 0.5, "num-examples": 9}
 
 def terms(**values: Any) -> EvaluationTerms:
     usual: dict[str, Any] = {"unit": "user", "noise_multiplier": 2.0, "gap": 1e-4}
+    usual |= {"neighbours": "replace_one"}
     return planned_terms(PrivateEvaluation(), **{**usual, "epsilon": 3.0, "delta": 1e-5, **values})
 
 

@@ -107,7 +107,7 @@ def test_all_classes_spend_the_same_on_any_path_of_K(
 
 def record_charges(z: float, q: float, periods: Sequence[int], rounds: int) -> list[Charge]:
     return [
-        Charge(neighbours="replace_one", noise_multiplier=z, sampling=any_batch(q, steps))
+        Charge(neighbours="add_remove", noise_multiplier=z, sampling=any_batch(q, steps))
         for _ in range(rounds)
         for steps in periods
     ]
@@ -186,7 +186,7 @@ def test_the_alpha_that_a_true_epsilon_of_1_needs(
         (insecure, 0.25, part, 800),
     ):
         charge = Charge(
-            neighbours="replace_one",
+            neighbours="add_remove",
             noise_multiplier=alpha * z / ratio,
             sampling=sampling,
             count=count,

@@ -65,18 +65,24 @@ def _promise(card: "PrivacyCard") -> list[tuple[str, str]]:
     rows = [
         ("Protects", guarantee.protects),
         ("Against", guarantee.adversary),
-        ("Neighbours", guarantee.neighbours and f"data sets where {guarantee.neighbours}"),
+        ("Neighbours", guarantee.neighbours and _neighbours(card)),
         ("Epsilon", _number(guarantee.epsilon)),
         ("Delta", _number(guarantee.delta)),
         ("Spent", guarantee.spent is not None and _spent(card)),
         ("Secure sum", guarantee.secure_sum),
         *((f"epsilon ({name})", _number(total)) for name, total in card.stated.items()),
+        *(card.attacker.lines() if card.attacker is not None else ()),
         ("Forecast", card.forecast.removeprefix("forecast: ")),
         ("Clients charged", str(len(charges))),
         ("Releases", each or "none"),
         ("Answers", str(card.answers())),
     ]
     return [(key, escape(value)) for key, value in rows if value]
+
+
+def _neighbours(card: "PrivacyCard") -> str:
+    relation, words = card.relation(), f"data sets where {card.guarantee.neighbours}"
+    return words if relation is None else f"{words} ({relation})"
 
 
 def _spent(card: "PrivacyCard") -> str:

@@ -17,8 +17,8 @@ from flwr_privacy.accounting import (
     noise_multiplier,
     spent,
 )
+from flwr_privacy.accounting.charges import check_alike
 from flwr_privacy.accounting.curves import ORDERS, rdp_curve
-from flwr_privacy.accounting.neighbours import check_alike
 from flwr_privacy.accounting.replaced import replaced_divergence
 from flwr_privacy.errors import InvalidParameterError
 

@@ -33,6 +33,18 @@ REFUSED: dict[str, tuple[Policy, Mechanism, dict[str, Any], str]] = {
     "scheme": (Policy(schemes=["nobody"]), Sum(), {}, "schemes = "),
     "unit": (Policy(units=["record"]), Sum(), {}, "units = "),
     "noise": (Policy(min_noise_multiplier=3), Sum(), {}, "min_noise_multiplier = 3"),
+    "neighbours": (
+        Policy(neighbours=["replace_one"]),
+        Sum(neighbours="add_remove"),
+        {},
+        r"for the neighbours 'add_remove': the node's policy has neighbours = \['replace_one'\]$",
+    ),
+    "zeroed out, without a word": (
+        Policy(),
+        Sum(neighbours="zero_out"),
+        {},
+        r"the neighbours 'zero_out': .* neighbours = \['add_remove', 'replace_one'\], by default",
+    ),
     "sigma": (Policy(min_sigma=3), Sum(), {}, "min_sigma = 3"),
     "epsilon": (Policy(max_epsilon=0.01), Sum(), {}, "max_epsilon = 0.01"),
     "no budget at all": (Policy(max_epsilon=0), Sum(), {}, "max_epsilon = 0"),

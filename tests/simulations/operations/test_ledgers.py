@@ -63,14 +63,19 @@ def test_show_says_what_was_charged_and_what_is_left(ward: Ledger, tmp_path: Pat
     limits = policy(tmp_path, max_epsilon=30.0, max_releases=12, max_releases_per_day=5)
     lines = run("show", ward.path.parent, "--policy", limits).stdout.splitlines()
     assert lines[0] == "ward-7: 11 charged, 7 never answered"
-    assert lines[2].split() == ["one", "udp", "user", "10", "7", f"{total(10):.4g}", TIME, TIME]
-    assert lines[3].split() == ["two", "udp", "record", "1", "0", f"{total(1):.4g}", TIME, TIME]
+    assert lines[2].split() == [
+        *("one", "udp", "user", "replace_one", "10", "7", f"{total(10):.4g}", TIME, TIME)
+    ]
+    assert lines[3].split() == [
+        *("two", "udp", "record", "replace_one", "1", "0", f"{total(1):.4g}", TIME, TIME)
+    ]
     assert [line.split(",")[0] for line in lines[4:9]] == [
         f"  never answered: train of round {r} of one" for r in range(4, 9)
     ]
     assert lines[9] == "  never answered: 2 more (ledger export has all)"
     assert lines[10] == (
-        f"  epsilon {total(11):.4g} at delta 1e-05 (record {total(1):.4g}, user {total(10):.4g}); "
+        f"  epsilon {total(11):.4g} at delta 1e-05 for the neighbours replace_one "
+        f"(record {total(1):.4g}, user {total(10):.4g}); "
         f"{30 - total(11):.4g} left of 30"
     )
     assert lines[11:] == [

@@ -56,6 +56,7 @@ def test_it_prints_a_line_for_each_check_and_what_they_come_to(
     assert done.returncode == OUTCOMES["self-declared"].exit_code == 22
     assert lines[0] == f"card: {run.folder}"
     assert lines[1].startswith("udp protects all data of a client")
+    assert any(line.startswith("attacker's advantage: at most 0.") for line in lines)
     assert "answers: 12 charged, 11 answered, 1 never answered" in lines
     assert "ok    rounds: metrics.jsonl counts the same 12 charges" in lines
     assert lines[-1].startswith("self-declared: 4 releases of 3 clients: ")
@@ -73,10 +74,12 @@ def test_json_has_the_findings_and_nothing_else_is_printed(command: Command, run
     assert found["outcome"] == "policy"
     assert found["epsilon"]["promised"] == "infinite"
     assert found["epsilon"]["recomputed"] == {"gdp": pytest.approx(card.stated["gdp"])}
+    assert found["attacker"] == json.loads(json.dumps(card.attacker.to_dict()))
     assert (found["releases"], found["clients"], found["charged"]) == (4, 3, 12)
     results = {one["check"]: one["result"] for one in found["findings"]}
     assert results == {
         "charges": "passed",
+        "attacker": "passed",
         "valid": "passed",
         "promise": "passed",
         "epsilon": "failed",

@@ -232,7 +232,7 @@ def test_a_card_without_a_release_has_nothing_to_verify(tmp_path: Path) -> None:
 
 def test_a_card_that_states_no_epsilon_has_nothing_to_verify(run: MadeRun) -> None:
     card = run.card()
-    card.stated = {}
+    card.stated, card.attacker = {}, None
     card.guarantee = replace(PROMISE, epsilon=None, delta=None)
     run.write(card)
     came_to(full(run), "nothing", "the card states no epsilon")
@@ -297,8 +297,19 @@ def test_another_relation_is_accepted_only_by_name(run: MadeRun) -> None:
     came_to(full(run, neighbours="add_remove"), "policy", "for replace_one and not for add_remove")
     card = run.card()
     card.releases[0] = replace(card.releases[0], charge=replace(CHARGE, neighbours="add_remove"))
-    run.write(card)  # costs for different neighbours do not add up
-    came_to(full(run), "refused", "add_remove")
+    run.write(card)
+    with pytest.raises(DataError, match="no privacy card"):  # different ones do not add up
+        full(run)
+
+
+def test_bounds_of_an_attacker_are_recomputed(run: MadeRun) -> None:
+    card = run.card()
+    assert card.attacker is not None
+    run.write(replace(card, attacker=None))
+    came_to(full(run), "verified")
+    better = replace(card.attacker, advantage=card.attacker.advantage * (1 - 1e-5))
+    run.write(replace(card, attacker=better))
+    came_to(full(run), "refused", "the charges give other bounds than the card states")
 
 
 def test_requests_that_the_card_lacks_are_found(run: MadeRun) -> None:
