@@ -43,7 +43,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Context
 
@@ -56,7 +56,6 @@ from flwr_privacy.pipeline.operator_checks import (
 )
 from flwr_privacy.pipeline.reply_cache import EXPERIMENTS, ReplyCache
 from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
-from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.wire.files import exclusive_lock, node_file
 from flwr_privacy.wire.identity import (
@@ -69,6 +68,9 @@ from flwr_privacy.wire.message import Fields
 from flwr_privacy.wire.pins import Identity, Pins
 
 from .node_settings import may_run_any
+
+if TYPE_CHECKING:
+    from flwr_privacy.privacy.ledger import Ledger
 
 __all__ = [
     "ALLOW_UNPROTECTED",
@@ -165,7 +167,9 @@ def _durable(*, simulated: bool) -> bool:
     return not simulated
 
 
-def _ledger(context: Context, folder: Path, client_id: str, *, simulated: bool) -> Ledger:
+def _ledger(context: Context, folder: Path, client_id: str, *, simulated: bool) -> "Ledger":
+    from flwr_privacy.privacy.ledger import Ledger  # late: FedAvg and its like open none
+
     data_set = _data_set(context.node_config, client_id, simulated=simulated)
     witness = _of_node(context, _WITNESS)
     return Ledger(

@@ -2,11 +2,14 @@
 
 import logging
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from flwr_privacy.errors import DeclinedError
-from flwr_privacy.privacy.ledger import LedgerView
 
 from .node_store import NodeStore
+
+if TYPE_CHECKING:
+    from flwr_privacy.privacy.ledger import LedgerView
 
 __all__ = ["check_disk", "check_limits"]
 
@@ -15,7 +18,7 @@ logger = logging.getLogger("flwr.privacy")
 _DAY = timedelta(days=1)
 
 
-def check_limits(store: NodeStore, ledger: LedgerView) -> None:
+def check_limits(store: NodeStore, ledger: "LedgerView") -> None:
     """Decline one more release than the node's operator allows, whatever it costs.
 
     Parameters

@@ -4,15 +4,24 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+<<<<<<< HEAD
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.ledger import Entry, LedgerView
+=======
+from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
+from flwr_privacy.errors import DeclinedError, ProtocolError
+from flwr_privacy.privacy.ledger import Entry
+>>>>>>> wt-heads
 
 from .mechanism import ReleasePlan
 from .node_store import NodeStore
 from .request import Request
+
+if TYPE_CHECKING:
+    from flwr_privacy.privacy.ledger import LedgerView
 
 __all__ = ["UNPROVEN", "PlannedRelease"]
 
@@ -68,7 +77,7 @@ class PlannedRelease:
             digest="" if plan.noise_follows else request.digest,
         )
 
-    def check_affordable(self, ledger: LedgerView) -> None:
+    def check_affordable(self, ledger: "LedgerView") -> None:
         """Decline the release if the experiment's budget or the node's policy does not allow it.
 
         Parameters

@@ -34,6 +34,7 @@ _UNKNOWN = "it has charges of this experiment that this server does not know of"
 _TWICE = "it charged a question again, or one that it said it had not answered"
 _ORDER = "it was charged in another order than the card has"
 _NONE = "it answered without showing its ledger"
+_WHAT_TO_DO = " (docs/deployment.md, A node that comes back with another ledger)"
 _MOST_TOLD = 10  # clients that the log names, where nobody is refused
 
 
@@ -276,7 +277,7 @@ class LedgerHeads:
             self.losses[client] = f"{why}; the operator of the server accepted it"
             self._adopt(client, chain, head, self.losses[client])
         elif key:
-            raise _refused(client, why)
+            raise _refused(client, why + (_WHAT_TO_DO if greeting else ""))
         else:
             self._adopt(client, chain, head, why)
 

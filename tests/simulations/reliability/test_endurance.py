@@ -141,7 +141,9 @@ def test_what_a_round_leaves_behind_is_reported(
 
 
 def test_a_charge_that_the_ledger_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    charge, answer = LockedLedger.charge, LockedLedger.answer
+    charge, answer, is_answered = (
+        getattr(LockedLedger, name) for name in ("charge", "answer", "is_answered")
+    )
 
     def forget_round_three(book: LockedLedger, entry: Entry) -> int:
         if entry.question.server_round == 3:
@@ -152,6 +154,10 @@ def test_a_charge_that_the_ledger_lacks_is_reported(monkeypatch: pytest.MonkeyPa
         if number < book.count:
             answer(book, number)
 
+    def is_there_and_answered(book: LockedLedger, number: int) -> bool:
+        return number < book.count and is_answered(book, number)
+
+    monkeypatch.setattr(LockedLedger, "is_answered", is_there_and_answered)
     monkeypatch.setattr(LockedLedger, "charge", forget_round_three)
     monkeypatch.setattr(LockedLedger, "answer", answer_what_is_there)
     wrong = endure("udp", rounds=20, rate=0).wrong

@@ -22,7 +22,7 @@ from flwr_privacy.privacy.ledger.chain import begun
 from flwr_privacy.privacy.ledger.shown import COUNT, SIGNATURE, VALUE, shown
 from flwr_privacy.privacy.ledger.signed_head import SignedHead
 from flwr_privacy.strategies.requests.ledger_heads import ChargeName, LedgerHeads
-from flwr_privacy.wire.message import RECORD
+from flwr_privacy.wire.message import RECORD, payload_bytes
 from flwr_privacy.wire.pins import Identity
 
 CHARGE = Charge(noise_multiplier=5.0, gap=1e-3)
@@ -168,6 +168,14 @@ def test_charges_of_other_experiments_are_not_in_a_head(server: Server) -> None:
     server.trained(5)
 
 
+def test_a_signed_head_takes_at_most_200_bytes_of_a_reply(server: Server) -> None:
+    header = {"scheme": "udp", "version": 1, "experiment-id": "0" * 32, "phase": "train"}
+    bare, whole = (
+        RecordDict({RECORD: ConfigRecord({**header, **own})}) for own in ({}, server.node.shows())
+    )
+    assert 100 < payload_bytes(whole) - payload_bytes(bare) <= 200
+
+
 # -- Replies that were lost ------------------------------------------------------------------------
 
 
@@ -181,6 +189,14 @@ def test_lost_replies_may_have_been_charged_or_not(
     server.trained(8)
     assert server.unlike == ""
     assert server.heads.shown()[0].signed.head.count == 5 + len(charged)
+
+
+def test_two_processes_of_a_node_may_answer_two_questions_at_once(server: Server) -> None:
+    server.ask(5, 6)
+    server.node.charge(entry(5), entry(6))
+    for number in (5, 6):  # both were charged before either showed the ledger
+        server.heads.take("a", server.node.shows(), asked=name(number))
+    assert (server.unlike, server.heads.shown()[0].signed.head.count) == ("", 6)
 
 
 def test_the_question_of_a_reply_must_be_charged(server: Server) -> None:

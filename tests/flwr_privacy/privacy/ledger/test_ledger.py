@@ -362,6 +362,11 @@ def test_the_beginning_of_a_write_that_never_returned_is_no_damage(ledger):
         ledger.path.write_bytes(whole[:end])
         charge(ledger, entry(3))
         assert [e.question.server_round for e in ledger.entries()] == [1, 3][end < one :]
+    ledger.path.write_bytes(whole[:-1])
+    with ledger.locked() as locked:
+        locked.answer(0)  # less than what the write has left, which has ends of lines
+    assert ledger.unanswered() == ()
+    assert ledger.path.read_bytes().startswith(whole[:one])
 
 
 def test_somebody_who_writes_without_the_lock_is_found(ledger):
