@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from click.core import ParameterSource
 
-from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, Engine
 from flwr_privacy.simulations.settings.run_settings import parse_assignments
 
@@ -225,20 +225,25 @@ def best_rounds(
 
 def attack(
     scheme: Annotated[
-        str, typer.Argument(help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp, fedvs.")
+        str,
+        typer.Argument(
+            help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp, fedvs; or audit."
+        ),
     ],
     task: Annotated[
         str | None,
         typer.Option(
             help="Task of secure-sum and m2fdp: digits-linear (default), digits-mlp, mnist-mlp; of "
             "mspdq: digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), "
-            "digits-linear; of acfl: digits-pixels, digits-rff (default: both); of fedvs: digits."
+            "digits-linear; of acfl: digits-pixels, digits-rff (default: both); of fedvs: digits; "
+            "of audit: one scheme."
         ),
     ] = None,
     clients: Annotated[
         int | None,
         typer.Option(
-            help="Clients; by default 20, of mspdq 6, of udp 2, of acfl, m2fdp 5, of fedvs 16."
+            help="Clients; by default 20, of mspdq 6, of udp 2, of acfl, m2fdp 5, of fedvs 16, of "
+            "an audit's crowd 150."
         ),
     ] = None,
     records: Annotated[
@@ -251,17 +256,28 @@ def attack(
     seed: Annotated[
         int, typer.Option(help="Root of all random draws except those of the schemes.")
     ] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="How many seeds from there on; of secure-sum, which prints ranges.")
+    ] = 1,
     data_root: DataRoot = None,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/attack"),
 ) -> None:
-    """Attack a scheme: show which records a server recovers from a round or a training."""
+    """Attack a scheme: show which records a server recovers, or audit the noise of all schemes."""
     from rich.console import Console
 
-    from flwr_privacy.simulations.research.attack import ATTACKS
+    from flwr_privacy.simulations.research.attack import ATTACKS, OVER_SEEDS
     from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 
+    if check_integer("seeds", seeds, minimum=1) != 1 and scheme not in OVER_SEEDS:
+        raise InvalidParameterError("seeds", seeds, f"1, but for {', '.join(OVER_SEEDS)}")
     options = AttackOptions(
-        task=task, clients=clients, records=records, seed=seed, data_root=data_root, out=out
+        task=task,
+        clients=clients,
+        records=records,
+        seed=seed,
+        seeds=seeds,
+        data_root=data_root,
+        out=out,
     )
     report = ATTACKS[check_choice("scheme", scheme, ATTACKS)](options)
     console = Console()

@@ -4,13 +4,17 @@ from collections.abc import Callable
 
 from flwr_privacy.simulations.research.acfl.attack import report as report_acfl
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
+from flwr_privacy.simulations.research.audits.attack import report as report_audits
 from flwr_privacy.simulations.research.fedvs.attack import report as report_fedvs
 from flwr_privacy.simulations.research.m2fdp.attack import report as report_m2fdp
 from flwr_privacy.simulations.research.mspdq.attack import report as report_mspdq
 from flwr_privacy.simulations.research.secure_sum.attack import report as report_secure_sum
 from flwr_privacy.simulations.research.udp.attack import report as report_udp
 
-__all__ = ["ATTACKS"]
+__all__ = ["ATTACKS", "OVER_SEEDS"]
+
+OVER_SEEDS = ("secure-sum",)
+"""Attacks whose numbers are ranges over seeds."""
 
 ATTACKS: dict[str, Callable[[AttackOptions], Report]] = {
     "secure-sum": report_secure_sum,
@@ -19,5 +23,6 @@ ATTACKS: dict[str, Callable[[AttackOptions], Report]] = {
     "acfl": report_acfl,
     "m2fdp": report_m2fdp,
     "fedvs": report_fedvs,
+    "audit": report_audits,
 }
 """Attacks by the name of what they attack."""

@@ -156,6 +156,26 @@ def test_the_command_prints_the_table_and_draws(
     assert pixels[..., :3].std() > 0.1
 
 
+def test_over_seeds_the_numbers_are_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "150")
+    asked = ("secure-sum", "--clients", "2", "--seeds", "2", "--out", "found")
+    printed = command(monkeypatch, capsys, *asked)
+    assert "digits-linear, 2 clients, records of each: 1, 2 seeds" in printed
+    (line,) = [line for line in printed.splitlines() if "one masked vector" in line]
+    similarity = line.split("│")[3].split(" to ")
+    assert float(similarity[0]) < float(similarity[1])  # other masks, other records
+
+
+def test_seeds_have_to_have_an_effect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = command(monkeypatch, capsys, "udp", "--seeds", "2", code=2)
+    assert said == "error: seeds = 2: expected 1, but for secure-sum\n"
+
+
 def test_the_command_attacks_mspdq_and_says_in_words_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,7 +204,11 @@ def test_the_command_attacks_mspdq_and_says_in_words_what_it_found(
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("secure-some",), 2, "'secure-some': expected one of 'acfl', 'fedvs', 'm2fdp', 'mspdq'"),
+        (
+            ("secure-some",),
+            2,
+            "'secure-some': expected one of 'acfl', 'audit', 'fedvs', 'm2fdp', 'mspdq'",
+        ),
         (("secure-sum", "--task", "fashion-cnn"), 2, "task = 'fashion-cnn': expected one of"),
         (("secure-sum", "--task", "mnist-mlp"), 3, "--data-root DIR"),
         (("secure-sum", "--clients", "1"), 2, "clients = 1: expected an integer from 2 to 1437"),

@@ -54,7 +54,8 @@ SUMS = (2, 5, 10, 20)
 def report(options: AttackOptions) -> Report:
     """Attack the views of a round with and without the secure sum, and draw what was found.
 
-    By default 20 clients have 1 record each. Masks are secret: the seed does not give them.
+    By default 20 clients have 1 record each. Masks are secret: the seed does not give them. Of
+    several seeds, which draw the records and the model, numbers are ranges; the first is drawn.
 
     Raises
     ------
@@ -62,10 +63,12 @@ def report(options: AttackOptions) -> Report:
         As `AttackSetup.of`; also if the picture cannot be written.
     """
     task, clients, records = options.chosen(task=TASKS[0], clients=DEFAULT_CLIENTS, records=1)
-    setup = setup_of(
-        task, clients=clients, records=records, seed=options.seed, data_root=options.data_root
-    )
-    findings = attack_secure_sum(setup)
+    setups = [
+        setup_of(task, clients=clients, records=records, seed=seed, data_root=options.data_root)
+        for seed in range(options.seed, options.seed + options.seeds)
+    ]
+    attacked = [attack_secure_sum(setup) for setup in setups]
+    setup, findings = setups[0], attacked[0]
     picture = draw(
         _rows(setup, findings),
         options.out / f"secure-sum-{task}.png",
@@ -74,10 +77,10 @@ def report(options: AttackOptions) -> Report:
         step=records,
     )
     return Report(
-        tables=[_table(setup, findings)],
+        tables=[_table(setup, attacked)],
         legend=_legend(setup),
         pictures=[picture],
-        verdict=_verdict(findings),
+        verdict=_verdict(attacked),
     )
 
 
@@ -212,26 +215,34 @@ def attack_secure_sum(setup: AttackSetup) -> list[ViewFinding]:
     return findings
 
 
-def _table(setup: AttackSetup, findings: Sequence[ViewFinding]) -> Table:
-    """Return the findings as a table."""
+def _table(setup: AttackSetup, attacked: Sequence[Sequence[ViewFinding]]) -> Table:
+    """Return the findings of all seeds as a table."""
     clients, records = setup.labels.shape
-    lines = Table(title=f"{setup.task.name}, {clients} clients, records of each: {records}")
+    seeds = f", {len(attacked)} seeds" if len(attacked) > 1 else ""
+    lines = Table(title=f"{setup.task.name}, {clients} clients, records of each: {records}{seeds}")
     lines.add_column("what the server sees")
     for name in ("recovered", "similarity", "largest", "by guessing"):
         lines.add_column(name, justify="right")
-    for finding in findings:
-        recovery = finding.recovery
+    for same in zip(*attacked, strict=True):
+        recoveries = [finding.recovery for finding in same]
         numbers = (
-            recovery.similarities.mean(),
-            recovery.similarities.max(),
-            recovery.guessed.mean(),
+            [one.similarities.mean() for one in recoveries],
+            [one.similarities.max() for one in recoveries],
+            [one.guessed.mean() for one in recoveries],
         )
         lines.add_row(
-            finding.view,
-            f"{recovery.recovered.sum()} of {recovery.recovered.size}",
-            *(f"{number:.3f}" for number in numbers),
+            same[0].view,
+            f"{_range([one.recovered.sum() for one in recoveries])} of "
+            f"{recoveries[0].recovered.size}",
+            *(_range(those, digits=3) for those in numbers),
         )
     return lines
+
+
+def _range(numbers: Sequence[float], *, digits: int = 0) -> str:
+    """Return the least and the largest of some numbers as text; one where they are alike."""
+    ends = [f"{end:.{digits}f}" for end in (min(numbers), max(numbers))]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
 def _legend(setup: AttackSetup) -> str:
@@ -246,12 +257,16 @@ def _legend(setup: AttackSetup) -> str:
     )
 
 
-def _verdict(findings: Sequence[ViewFinding]) -> str:
+def _verdict(attacked: Sequence[Sequence[ViewFinding]]) -> str:
     """Return in a line how many records the views with and without the secure sum gave away."""
-    upload, masked, *_, total = (finding.recovery.recovered for finding in findings)
+    counts = [
+        [int(finding.recovery.recovered.sum()) for finding in findings] for findings in attacked
+    ]
+    upload, masked, *_, total = (_range(same) for same in zip(*counts, strict=True))
+    size = attacked[0][0].recovery.recovered.size
     return (
-        f"single upload: recovered {upload.sum()} of {upload.size}; masked vector: recovered "
-        f"{masked.sum()}; {findings[-1].view}: recovered {total.sum()}"
+        f"single upload: recovered {upload} of {size}; masked vector: recovered {masked}; "
+        f"{attacked[0][-1].view}: recovered {total}"
     )
 
 

@@ -33,11 +33,13 @@ _MEMBERSHIP_EPSILON = 4.0
 
 _LEGEND = f"""\
 ledger: epsilon of the client by its own charges; the mechanism guarantees no more than that
-one run, Gaussian*: epsilon that the guesses prove, with a confidence of {CONFIDENCE:.0%}. Above
-  the ledger, the mechanism is flagged: a correct one is with a chance of at most 1 % by each bound
+one run, f-DP, Gaussian*: epsilon that the guesses prove, with a confidence of {CONFIDENCE:.0%}.
+  Above the ledger, the mechanism is flagged: a correct one is with a chance of at most 1 % by each
+  bound
 one run: holds for every mechanism (Steinke et al. 2023); {GUESSES} guesses, a number fixed
   beforehand; with all of them right and delta 0 it would prove {CEILING:.1f}. It is meant for
   epsilon up to 4
+f-DP: the same guesses, for every mechanism that claims to be Gaussian (Mahloujifar et al. 2025)
 Gaussian*: assumes that each canary has a channel of its own, independent of the others, and of
   Gaussian shape. That is so for Gaussian noise on canaries at right angles, whatever its size
 canary: one of two opposite records of the largest gradient, by a coin: a replaced record at its
@@ -99,7 +101,7 @@ def _audit_table(audits: Sequence[Audited]) -> Table:
         f"in {ROUNDS} rounds"
     )
     lines.add_column("mechanism")
-    for name in ("ledger", "one run", "Gaussian*", "guesses"):
+    for name in ("ledger", "one run", "f-DP", "Gaussian*", "guesses"):
         lines.add_column(name, justify="right")
     lines.add_column("verdict")
     for found in audits:
@@ -107,6 +109,7 @@ def _audit_table(audits: Sequence[Audited]) -> Table:
             found.mechanism,
             "none" if math.isinf(found.ledger) else f"<= {found.ledger:.2f}",
             f">= {found.one_run.epsilon:.2f}",
+            f">= {found.fdp.epsilon:.2f}",
             f">= {found.gaussian.epsilon:.2f}",
             f"{found.one_run.correct} right",
             found.verdict,

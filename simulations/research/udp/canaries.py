@@ -39,6 +39,7 @@ from flwr_privacy.simulations.research.attacks.audit import (
     largest_epsilon,
     one_run_audit,
 )
+from flwr_privacy.simulations.research.attacks.one_run_fdp import FDPAudit, fdp_audit
 from flwr_privacy.strategies import UDP
 from flwr_privacy.strategies.requests.instruction import Instruction, noting
 from flwr_privacy.strategies.requests.request_log import ClientReply
@@ -110,6 +111,8 @@ class Audited:
         The coins.
     one_run : OneRunAudit
         What holds for any mechanism.
+    fdp : FDPAudit
+        What holds for any mechanism whose claim is a Gaussian trade-off curve.
     gaussian : GaussianAudit
         What holds if the channels of the canaries are independent and Gaussian.
     """
@@ -119,12 +122,14 @@ class Audited:
     scores: NDArray[np.float64]
     coins: NDArray[np.bool_]
     one_run: OneRunAudit
+    fdp: FDPAudit
     gaussian: GaussianAudit
 
     @property
     def flagged(self) -> bool:
         """Whether an audit refutes the ledger."""
-        return max(self.one_run.epsilon, self.gaussian.epsilon) > self.ledger
+        proven = (self.one_run.epsilon, self.fdp.epsilon, self.gaussian.epsilon)
+        return max(proven) > self.ledger
 
     @property
     def verdict(self) -> str:
@@ -133,7 +138,8 @@ class Audited:
             return "no guarantee"
         if not self.flagged:
             return "passes"
-        return "FLAGGED" if self.one_run.epsilon > self.ledger else "FLAGGED*"
+        sure = max(self.one_run.epsilon, self.fdp.epsilon)
+        return "FLAGGED" if sure > self.ledger else "FLAGGED*"
 
 
 def audit(
@@ -184,6 +190,7 @@ def audit(
         scores=scores,
         coins=coins,
         one_run=one_run_audit(scores, coins, guesses=guesses, delta=DELTA, confidence=CONFIDENCE),
+        fdp=fdp_audit(scores, coins, guesses=guesses, delta=DELTA, confidence=CONFIDENCE),
         gaussian=gaussian_audit(scores, coins, threshold=0, delta=DELTA, confidence=CONFIDENCE),
     )
 
