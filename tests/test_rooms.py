@@ -40,6 +40,7 @@ LAYERS = [
     ["simulations.deployment", "simulations.reliability"],
     ["simulations.research"],
     ["simulations.calibration"],
+    ["simulations.testing"],
     ["simulations.operations"],
     ["simulations"],
     ["simulations.cli"],
