@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from .app_folder import AppFolder
 from .arrays import Arrays, InitialArray
-from .client_change import replaced_mods
+from .changes.client_change import replaced_mods
+from .changes.server_change import METRICS_FUNCTIONS
 from .client_half import NUMPY, REPLACED_MODS, ClientHalf, client_half
-from .server_change import METRICS_FUNCTIONS
 from .server_half import ServerHalf, server_half
 from .source import Source, keyword_of
 from .unfit import own_start

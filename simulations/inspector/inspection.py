@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from .app_folder import AppFolder
 from .arrays import Arrays, arrays_of
-from .change import Change, change_of
+from .changes.change import Change, change_of
 from .findings import losses
 from .foresight import forecast_of
 from .unfit import UnfitError, check_fits

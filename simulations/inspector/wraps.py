@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.strategies import SchemeStrategy
+from flwr_privacy.strategies import M2FDP, MSP, MSPDQ, SchemeStrategy
 
 __all__ = [
     "BRING_THEIR_CLIENT",
@@ -80,7 +80,7 @@ class Wrap:
         Whether it needs to know the rounds where the app's own `start` runs them.
     no_own_start : str
         Why the app's own `start` cannot run its rounds; "" if it can.
-    not_called : tuple of str
+    not_called : frozenset of str
         Methods of Flower's strategies that its rounds do not call.
     sends_metrics : bool
         Whether the clients' metrics reach the server.
@@ -97,7 +97,7 @@ class Wrap:
     imports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     takes_rounds: bool = False
     no_own_start: str = ""
-    not_called: tuple[str, ...] = ()
+    not_called: frozenset[str] = frozenset()
     sends_metrics: bool = False
     keeps_statistics: bool = True
     spends: bool = False
@@ -201,7 +201,7 @@ def _mspdq(options: Options) -> Wrap:
         arguments=(SECURE_SUM, "bits=8", "bound=4.0") if summed else ("bits=8",),
         imports=SUMS if summed else {},
         no_own_start=SEVERAL_EXCHANGES,
-        not_called=("aggregate_train",),
+        not_called=MSPDQ.not_called,
     )
 
 
@@ -211,7 +211,7 @@ def _msp(options: Options) -> Wrap:
         strategy="MSP",
         client_app="MSPClientApp",
         no_own_start=SEVERAL_EXCHANGES,
-        not_called=("aggregate_train",),
+        not_called=MSP.not_called,
     )
 
 
@@ -227,7 +227,7 @@ def _m2fdp(options: Options) -> Wrap:
         ),
         imports={STRATEGIES: ("DeviceNoise",), "flwr_privacy.m2fdp": ("TierTree",)},
         no_own_start="what a client is asked depends on its place in the tree",
-        not_called=("configure_train", "aggregate_train"),
+        not_called=M2FDP.not_called,
         spends=True,
     )
 

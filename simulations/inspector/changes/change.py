@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flwr_privacy.errors import DeclinedError
+from flwr_privacy.simulations.inspector.app_folder import AppFolder
+from flwr_privacy.simulations.inspector.client_half import client_half
+from flwr_privacy.simulations.inspector.server_half import server_half
+from flwr_privacy.simulations.inspector.unfit import UnfitError, check_fits
+from flwr_privacy.simulations.inspector.wraps import Wrap
 from flwr_privacy.wire.files import write_text
 
-from .app_folder import AppFolder
 from .client_change import client_changed
-from .client_half import client_half
 from .edits import EditError
 from .server_change import server_changed
-from .server_half import server_half
-from .unfit import UnfitError, check_fits
-from .wraps import Wrap
 
 __all__ = ["Change", "change_of"]
 

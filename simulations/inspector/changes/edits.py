@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .source import Source
+from flwr_privacy.simulations.inspector.source import Source
 
 __all__ = [
     "Edit",
