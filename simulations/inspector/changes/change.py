@@ -17,6 +17,7 @@ from flwr_privacy.wire.files import write_text
 from .client_change import client_changed
 from .edits import EditError
 from .server_change import server_changed
+from .training_change import training_changed
 
 __all__ = ["Change", "change_of"]
 
@@ -86,6 +87,7 @@ def change_of(app: AppFolder, wrap: Wrap) -> Change:
     check_fits(app, wrap)
     try:
         new = client_changed(app, client_half(app), wrap)
+        new = training_changed(new, client_half(new), wrap)
         new = server_changed(new, server_half(new), wrap)
         for source in new.sources.values():
             _ = source.tree
