@@ -6,15 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-<<<<<<< HEAD
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
-from flwr_privacy.privacy.ledger import Entry, LedgerView
-=======
-from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
-from flwr_privacy.errors import DeclinedError, ProtocolError
 from flwr_privacy.privacy.ledger import Entry
->>>>>>> wt-heads
 
 from .mechanism import ReleasePlan
 from .node_store import NodeStore
