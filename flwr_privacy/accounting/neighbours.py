@@ -104,8 +104,8 @@ def relation_of(charges: Iterable[Charge]) -> str | None:
     InvalidParameterError
         If they are for different ones.
     """
-    first = None
+    first: Charge | None = None
     for charge in charges:
         first = first or charge
         check_alike(first, charge)
-    return first and first.neighbours
+    return None if first is None else first.neighbours

@@ -68,7 +68,7 @@ def _divergence(order: float, noise_multiplier: float, sampling: float) -> float
     points = math.ceil((top + _REACH) / step) + 1
     if points > _MOST_POINTS:
         return without_sample
-    x = -_REACH + step * np.arange(points)
+    x = -_REACH + step * np.arange(points, dtype=np.float64)
     ratio = _log_density(x, shift, sampling) - _log_density(x, -shift, sampling)
     exponent = _log_density(x, shift, sampling) + (order - 1) * ratio
     largest = float(exponent.max())

@@ -21,6 +21,7 @@ __all__ = [
     "EVENT",
     "NOISED",
     "SCHEME",
+    "SEALED_FOR",
     "UP",
     "VALUE_RANGE",
     "Delivery",
@@ -31,6 +32,9 @@ __all__ = [
 
 SCHEME = "m2fdp"
 """Name of the scheme."""
+
+SEALED_FOR = "sealed for "
+"""Begins the phase under which a device is charged for what its parent adds noise to."""
 
 AGGREGATE, DELIVER = "aggregate", "deliver"
 """Phases in which an aggregator averages what its children sealed, and passes a model on."""
@@ -229,7 +233,7 @@ class M2FDPTerms(_Released):
         Within its round the release is named by this and by its period.
         """
         if self.hides:
-            return f"sealed for {self.parent}"
+            return f"{SEALED_FOR}{self.parent}"
         return TRAIN if self.noised or not self.noise_multiplier else "in the open"
 
 

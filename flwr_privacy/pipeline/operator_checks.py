@@ -107,7 +107,8 @@ def check_unaccounted(
     policy = rules.policy
     with logged(rules):
         policy.check(scheme=scheme, unit="user", noise_multiplier=0.0, sigma=sigma)
-        if not (policy.max_epsilon is policy.units is policy.neighbours is None):
+        limits = (policy.max_epsilon, policy.units, policy.neighbours)
+        if any(limit is not None for limit in limits):
             raise DeclinedError(
                 f"'{scheme}' has no budget: the node's policy has max_epsilon or units or "
                 "neighbours, so it answers only where a unit is protected"

@@ -178,8 +178,8 @@ def _multipliers(
     yield DEFAULT, sound(releases=most)
     yield "gdp_worst", sound(releases=rounds)
     accountant = "gdp" if q == 1 else "pld"
-    hidden = {"neighbours": SECRET_NEIGHBOURS, "sampling": q, "accountant": accountant}
-    yield "pld_secret", sound(releases=rounds, **hidden)
+    hidden = partial(sound, releases=rounds, sampling=q, accountant=accountant)
+    yield "pld_secret", hidden(neighbours=SECRET_NEIGHBOURS)
 
 
 def table(rows: Iterable[Calibration]) -> str:

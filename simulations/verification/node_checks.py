@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.m2fdp.terms import SEALED_FOR
 from flwr_privacy.pipeline.planned_release import UNPROVEN
 from flwr_privacy.privacy.card import CardRelease, PrivacyCard
 from flwr_privacy.privacy.ledger import Entry
@@ -66,7 +67,8 @@ def check_heads(
     steps = _steps(card)
     findings = []
     shown = [(head.signed, head.unlike) for head in card.heads]
-    fresh = [(head, "") for head in heads if head.experiment == card.experiment_id]
+    own = [head for head in heads if head.experiment == card.experiment_id]
+    fresh = [(head, "") for head in own if head.client not in _aggregators(card)]
     if card.heads:
         found = _Heads(steps, pins)
         found.check(shown)
@@ -81,7 +83,7 @@ def check_heads(
         confirmed.whole |= found.pinned & found.complete
         confirmed.declared |= found.declared & found.complete
         findings.append(found.finding("nodes' heads"))
-    elif heads:
+    elif heads and not own:
         findings.append(unknown("nodes' heads", "none of them is of this experiment"))
     return findings
 
@@ -92,6 +94,7 @@ def check_ledgers(check: str, card: PrivacyCard, ledgers: Entries) -> tuple[Find
     Every charge that a ledger has of the experiment must be on the card, and every charge of the
     card that was answered must be in the ledger.
     """
+    ledgers = {c: own for c, own in ledgers.items() if c not in _aggregators(card)}
     stated = {client: Counter[Named]() for client in ledgers}
     sure = {client: Counter[Named]() for client in ledgers}
     for release in card.releases:
@@ -222,6 +225,19 @@ def _covered(head: SignedHead, steps: Sequence[Step]) -> int | None:
     for step in steps[: head.head.count]:
         reached = step.after(reached)
     return head.head.count if reached == head.head else None
+
+
+def _aggregators(card: PrivacyCard) -> set[str]:
+    """Return the aggregators of a tree that are charged for what their devices sealed for them.
+
+    The card charges the devices. It cannot make up an aggregator to leave out a device: the phase
+    that names it is in the head of each of its devices.
+    """
+    return {
+        release.phase.removeprefix(SEALED_FOR)
+        for release in card.releases
+        if release.phase.startswith(SEALED_FOR)
+    } - card.charges().keys()
 
 
 def _steps(card: PrivacyCard) -> dict[str, list[Step]]:

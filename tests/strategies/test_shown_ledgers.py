@@ -20,8 +20,11 @@ from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.privacy.ledger.chain import Step, begun, explained
+from flwr_privacy.privacy.ledger.signed_head import SignedHead
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import Fault
+from flwr_privacy.simulations.verification.evidence import Evidence, NodeEvidence
+from flwr_privacy.simulations.verification.verify import verify
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import (
     ACFL,
@@ -200,6 +203,21 @@ def test_the_heads_of_the_nodes_follow_from_the_card_alone(name: str, tmp_path: 
     assert asked <= set(training.clients)
     assert counts
     assert training.counts in (None, counts)
+    # An aggregator has a ledger, too, and the card charges its devices.
+    ledgers = [str(path) for path in sorted(tmp_path.glob("*.ledger"))]
+    heads = [
+        SignedHead.sign(
+            None,
+            experiment=card.experiment_id,
+            client=Path(path).stem,
+            head=Ledger(path, data_set=Path(path).stem).head(card.experiment_id),
+        )
+        for path in ledgers
+    ]
+    nodes = NodeEvidence(ledgers=NodeEvidence.read(ledgers=ledgers).ledgers, heads=tuple(heads))
+    found = verify(Evidence(card=card, nodes=nodes))
+    assert (found.outcome.name, len(ledgers) > len(asked)) == ("verified", name.endswith("relay"))
+    assert all(one.result == "passed" for one in found.findings if "nodes'" in one.check)
     keyed = "zones" in training.options
     assert {bool(shown.signed.signature) for shown in card.heads} == {keyed}
 

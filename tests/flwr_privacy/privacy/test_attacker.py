@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +54,12 @@ def test_gaps_count_and_a_bound_of_nothing_is_all_there_is() -> None:
     assert plain.advantage < gapped.advantage <= most * (1 + 1e-9)
     for one, other in zip(plain.true_positives, gapped.true_positives, strict=True):
         assert one * 1.01 < other < one * 1.2
+    # A large gap leaves little of the curve, and the search begins there.
+    far = attacker_of([charge(50.0, gap=0.6)], "gdp")
+    most = (math.expm1(0.6) + 2 * math.exp(0.6) * math.erf(0.01 / math.sqrt(2))) / (
+        math.exp(0.6) + 1
+    )
+    assert 0.25 < far.advantage <= most * (1 + 1e-6)
     nothing = attacker_of([], "gdp")
     assert (nothing.advantage, nothing.epsilons) == (0.0, (0.0, 0.0, 0.0))
     assert nothing.true_positives == pytest.approx(FALSE_POSITIVES)
@@ -125,6 +132,10 @@ def test_a_card_with_charges_for_different_neighbours_is_none() -> None:
         mixed.state()
     with pytest.raises(DataError, match="neighbours = 'zero_out'"):
         PrivacyCard.from_json(mixed.to_json())
+    apart = card(charge(2.0))
+    apart.releases.append(replace(apart.releases[0], server_round=2, charge=other, clients=("c",)))
+    with pytest.raises(InvalidParameterError, match="neighbours = 'zero_out': expected 'replace"):
+        apart.state()
 
 
 def test_no_point_of_the_curve_gives_a_smaller_bound() -> None:
