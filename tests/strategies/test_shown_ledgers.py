@@ -24,7 +24,7 @@ from flwr_privacy.privacy.ledger.signed_head import SignedHead
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.simulations.verification.evidence import Evidence, NodeEvidence
-from flwr_privacy.simulations.verification.verify import verify
+from flwr_privacy.simulations.verification.verify import Wanted, verify
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import (
     ACFL,
@@ -215,7 +215,7 @@ def test_the_heads_of_the_nodes_follow_from_the_card_alone(name: str, tmp_path: 
         for path in ledgers
     ]
     nodes = NodeEvidence(ledgers=NodeEvidence.read(ledgers=ledgers).ledgers, heads=tuple(heads))
-    found = verify(Evidence(card=card, nodes=nodes))
+    found = verify(Evidence(card=card, nodes=nodes), Wanted(max_epsilon=200.0 * (1 + 1e-9)))
     assert (found.outcome.name, len(ledgers) > len(asked)) == ("verified", name.endswith("relay"))
     assert all(one.result == "passed" for one in found.findings if "nodes'" in one.check)
     keyed = "zones" in training.options
