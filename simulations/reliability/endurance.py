@@ -43,8 +43,10 @@ _COSTLY: dict[str, tuple[str, ...]] = {
 }
 """Phases whose answers cost their client something; the other schemes guarantee no epsilon."""
 
-_FATAL = dict.fromkeys(("fedavg-sum", "central-dp", "mspdq", "acfl-sum", "fedvs"), ("node lost",))
-"""Faults after which a client is out for good: the others know it by the key that it has lost."""
+_KEYS = ("fedavg-sum", "central-dp", "mspdq", "acfl-sum", "fedvs")
+_FATAL = dict.fromkeys((*_KEYS, *_COSTLY), ("node lost",))
+"""Faults after which a client is out for good: the others know it by the key that it has lost, or
+the server knows the charges that its ledger has lost."""
 
 
 def kinds_of(scheme: str) -> tuple[str, ...]:

@@ -82,9 +82,10 @@ class ServerLoop:
     def begin(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """Return the model to start from: the initial model or a checkpoint's."""
         state = self._experiment.begin(initial_arrays)
+        strategy, broken_off = self._strategy, named_costs(self._experiment.asked.left)
         if state is None:
+            strategy.heads.take_up(broken_off)
             return initial_arrays
-        strategy = self._strategy
         strategy.messenger.load_state(state["messenger"])
         keys = strategy.federation.keys
         keys.load_state(state["client_keys"], forget=strategy.loop.forget_keys)
@@ -93,7 +94,7 @@ class ServerLoop:
         strategy.heads.load_state(
             state["ledgers"],
             card,
-            broken_off=named_costs(self._experiment.asked.left),
+            broken_off=broken_off,
             accept=strategy.loop.accept_ledgers,
             lost=bool(self._experiment.lost_rounds),
         )

@@ -240,8 +240,11 @@ class LedgerHeads:
         head = signed.head
         if late and head.count <= chain.head.count:
             return
+        # It was charged, unless that may have been before: of a ledger that is not known from its
+        # beginning, the question may be one of those that are not known.
+        sure = asked if not chain.unlike else None
         steps = [
-            replace(one.step, sure=True) if one.on_card and one.name == asked else one.step
+            replace(one.step, sure=True) if one.on_card and one.name == sure else one.step
             for one in chain.asked
         ]
         try:
@@ -339,7 +342,7 @@ class LedgerHeads:
         card : PrivacyCard
             The card so far.
         broken_off : iterable of Mapping
-            What each client was asked by a run that broke off, with the costs.
+            As of `take_up`.
         accept : iterable of str
             Clients whose ledger is accepted at their hello, whatever it shows.
         lost : bool
@@ -367,13 +370,17 @@ class LedgerHeads:
             for *name, charge, on_card in rows:
                 step = _step(ChargeName(*name), Charge.from_dict(charge))
                 self._chain(client).asked.append(_Asked(step, on_card))
-        for costs in broken_off:
-            self.asked(costs)
-            self._again |= {(client, name) for client, (name, _) in costs.items()}
+        self.take_up(broken_off)
         self._server_lost = lost
         for client in accept:
             check_choice("accept_ledgers", client, sorted(self._chains))
         self._accepted = frozenset(accept)
+
+    def take_up(self, broken_off: Iterable[Mapping[str, tuple[ChargeName, Charge]]]) -> None:
+        """Note what each client was asked by a run that broke off, with the costs."""
+        for costs in broken_off:
+            self.asked(costs)
+            self._again |= {(client, name) for client, (name, _) in costs.items()}
 
     def _chain(self, client: str) -> _Chain:
         if client not in self._chains:

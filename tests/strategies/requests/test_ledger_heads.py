@@ -366,6 +366,26 @@ def test_a_question_that_is_put_again_is_charged_once_or_told(server: Server, ag
     assert bool(server.unlike) == again
 
 
+def test_a_run_that_begins_again_knows_what_the_one_before_has_asked(node: Node) -> None:
+    server = Server(node)
+    server.heads.take_up([{"a": (name(1), CHARGE)}])
+    node.charge(entry(1))
+    server.greet()
+    server.ask(1)
+    server.heads.take("a", node.shows(), asked=name(1))  # answered on the charge of before
+    assert (server.unlike, server.heads.shown()[0].signed.head.count) == ("", 1)
+
+
+def test_a_question_may_be_one_of_those_that_a_server_has_forgotten(node: Node) -> None:
+    node.charge(entry(1), entry(2))
+    server = Server(node)  # under the same identity, without a folder
+    server.greet()
+    server.ask(2)
+    server.heads.take("a", node.shows(), asked=name(2))
+    assert server.unlike == "it has charges of this experiment that this server does not know of"
+    server.trained(3)
+
+
 def test_nodes_ahead_of_a_server_that_gave_up_rounds_are_told_and_not_refused(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
