@@ -61,7 +61,7 @@ def entry(experiment: int, server_round: int) -> Entry:
     question = Question(
         experiment_id=f"{experiment:032x}", phase="train", server_round=server_round
     )
-    charge = Charge(noise_multiplier=1.0 + experiment)
+    charge = Charge(neighbours="replace_one", noise_multiplier=1.0 + experiment)
     return Entry(question=question, scheme="udp", unit="user", charge=charge, digest="0" * 32)
 
 

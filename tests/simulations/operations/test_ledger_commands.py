@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -27,7 +28,7 @@ def run(command: str, state: Path, *options: str | Path) -> Result:
 
 def entry(server_round: int, experiment: str = "one") -> Entry:
     question = Question(experiment_id=experiment, phase="train", server_round=server_round)
-    charge = Charge(noise_multiplier=2.0)
+    charge = Charge(neighbours="replace_one", noise_multiplier=2.0)
     return Entry(question=question, scheme="udp", unit="user", charge=charge, time=TIME)
 
 
@@ -143,7 +144,13 @@ def false_totals(bodies: list[bytes]) -> None:
 
 def false_kind(bodies: list[bytes]) -> None:
     """Define a kind of charge that no charge is of, before the last answer."""
-    bodies.insert(-1, record_text("kind", ["udp", "user", Charge(noise_multiplier=3.0).to_dict()]))
+    bodies.insert(
+        -1,
+        record_text(
+            "kind",
+            ["udp", "user", Charge(neighbours="replace_one", noise_multiplier=3.0).to_dict()],
+        ),
+    )
 
 
 @pytest.mark.parametrize("change", [false_head, false_totals, false_kind])
@@ -174,16 +181,67 @@ def version_2(file: Path, *records: object, data_set: str = "ward-7", version: i
     write_checksummed(file, b"flwr-privacy ledger\n", text.encode(), durable=False)
 
 
+def old(one: Entry, **charge: object) -> dict[str, Any]:
+    """Return a charge as version 2 has it: it names no neighbours."""
+    values = one.to_dict()
+    del values["charge"]["neighbours"]
+    values["charge"] |= charge
+    return values
+
+
+@pytest.mark.parametrize(
+    ("scheme", "unit", "phase", "neighbours"),
+    [
+        ("udp", "user", "train", "replace_one"),
+        ("udp-unproven", "record", "train", "replace_one"),
+        ("udp", "record", "evaluate", "replace_one"),
+        ("central-dp", "user", "evaluate", "replace_one"),
+        ("m2fdp", "user", "sealed for 0", "replace_one"),
+        ("m2fdp", "record", "train", "add_remove"),
+        ("acfl", "record", "setup", "add_remove"),
+    ],
+)
+def test_an_old_charge_gets_the_neighbours_of_its_scheme(
+    tmp_path: Path, scheme: str, unit: str, phase: str, neighbours: str
+) -> None:
+    file = tmp_path / "ward-7.ledger"
+    version_2(file, {**old(entry(1)), "scheme": scheme, "unit": unit, "phase": phase})
+    assert run("convert", tmp_path).exit_code == 0
+    (found,) = Ledger(file, data_set="ward-7").entries()
+    assert found.charge == Charge(neighbours=neighbours, noise_multiplier=2.0)
+    assert (found.scheme, found.unit, found.question.phase) == (scheme, unit, phase)
+
+
+@pytest.mark.parametrize(
+    ("own", "charge"),
+    [
+        ({"scheme": "somebody's"}, {}),
+        ({"scheme": "acfl", "unit": "user"}, {}),
+        ({"scheme": "m2fdp", "phase": "evaluate"}, {}),
+        ({}, {"sampling": 0.5}),
+        ({}, {"neighbours": "zero_out"}),
+    ],
+)
+def test_an_old_charge_of_unknown_neighbours_is_refused(
+    tmp_path: Path, own: dict[str, str], charge: dict[str, Any]
+) -> None:
+    file = tmp_path / "ward-7.ledger"
+    version_2(file, old(entry(0)), {**old(entry(1), **charge), **own})
+    with pytest.raises(LedgerError, match="for which neighbours its charge 1 is"):
+        raise run("convert", tmp_path).exception or AssertionError
+    assert file.read_bytes().startswith(b"flwr-privacy ledger\n")
+
+
 def test_a_ledger_of_version_2_is_converted_and_kept(tmp_path: Path) -> None:
     entries = [entry(n, "two" if n % 3 else "one") for n in range(100)]
     file = tmp_path / "ward-7.ledger"
-    version_2(file, *(e.to_dict() for e in entries), {"answered": 7}, {"answered": 3})
-    old = file.read_bytes()
+    version_2(file, *map(old, entries), {"answered": 7}, {"answered": 3})
+    before = file.read_bytes()
     refused = run("show", tmp_path)
     assert "flwr-privacy ledger convert --state" in str(refused.exception)
     done = run("convert", tmp_path)
     assert done.stdout == "ward-7: 100 charges; the old file is ward-7.ledger.v2\n"
-    assert (tmp_path / "ward-7.ledger.v2").read_bytes() == old
+    assert (tmp_path / "ward-7.ledger.v2").read_bytes() == before
     ledger = Ledger(file, data_set="ward-7")
     assert ledger.entries() == tuple(entries)
     assert ledger.view().answered() == {3, 7}
@@ -198,9 +256,11 @@ def test_a_ledger_of_version_2_is_converted_and_kept(tmp_path: Path) -> None:
     "records",
     [
         [{"answered": 0}],
-        [{**entry(1).to_dict(), "unit": "client"}],
-        [{**entry(1).to_dict(), "charge": {"noise_multiplier": 2.0}}],
-        [entry(1).to_dict(), {"answered": 0}, {"answered": 0}],
+        [{**old(entry(1)), "unit": "client"}],
+        [{**old(entry(1)), "charge": {"noise_multiplier": 2.0}}],
+        [{**old(entry(1)), "time": "now"}],
+        [{"scheme": "udp"}],
+        [old(entry(1)), {"answered": 0}, {"answered": 0}],
         [[1]],
         ["text"],
         [None],
@@ -209,10 +269,10 @@ def test_a_ledger_of_version_2_is_converted_and_kept(tmp_path: Path) -> None:
 def test_a_malformed_old_ledger_is_refused_and_stays(tmp_path: Path, records: list[object]) -> None:
     file = tmp_path / "ward-7.ledger"
     version_2(file, *records)
-    old = file.read_bytes()
+    before = file.read_bytes()
     with pytest.raises(LedgerError):
         raise run("convert", tmp_path).exception or AssertionError
-    assert file.read_bytes() == old
+    assert file.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "ward-7.ledger",
         "ward-7.ledger.lock",
@@ -223,13 +283,13 @@ def test_a_malformed_old_ledger_is_refused_and_stays(tmp_path: Path, records: li
 def test_an_old_ledger_of_another_version_or_data_set_is_refused(
     tmp_path: Path, own: dict[str, object]
 ) -> None:
-    version_2(tmp_path / "ward-7.ledger", entry(1).to_dict(), **own)
+    version_2(tmp_path / "ward-7.ledger", old(entry(1)), **own)
     with pytest.raises(LedgerError, match="is malformed, or no ledger of version 2"):
         raise run("convert", tmp_path).exception or AssertionError
 
 
 def test_an_old_file_is_never_overwritten(tmp_path: Path) -> None:
-    version_2(tmp_path / "ward-7.ledger", entry(1).to_dict())
+    version_2(tmp_path / "ward-7.ledger", old(entry(1)))
     (tmp_path / "ward-7.ledger.v2").write_text("kept")
     assert run("convert", tmp_path).exit_code != 0
     assert (tmp_path / "ward-7.ledger.v2").read_text() == "kept"

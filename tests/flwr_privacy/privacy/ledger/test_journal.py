@@ -36,7 +36,9 @@ def entries(draw: st.DrawFn) -> Entry:
         question=question,
         scheme=draw(st.sampled_from(["udp", "udp-unproven"])),
         unit=draw(st.sampled_from(["user", "record"])),
-        charge=Charge(noise_multiplier=noise, count=draw(st.integers(1, 2))),
+        charge=Charge(
+            neighbours="replace_one", noise_multiplier=noise, count=draw(st.integers(1, 2))
+        ),
         digest=draw(st.sampled_from(["", "ab" * 16])),
         time=draw(st.sampled_from(TIMES)),
     )
@@ -206,7 +208,12 @@ def test_a_loss_is_read_again_where_it_stands() -> None:
     loss = Loss(time=TIMES[0], charges=0, witnessed=7)
     journal.extend(journal.lost(loss))
     question = Question(experiment_id="e", phase="train", server_round=1)
-    one = Entry(question=question, scheme="udp", unit="user", charge=Charge(noise_multiplier=1.0))
+    one = Entry(
+        question=question,
+        scheme="udp",
+        unit="user",
+        charge=Charge(neighbours="replace_one", noise_multiplier=1.0),
+    )
     for _ in range(6):
         journal.extend(journal.charged(one))
     view = LedgerView(Journal(PATH, "a", bytearray(journal.content)))
@@ -223,5 +230,5 @@ def test_numbers_beyond_the_ledger_are_refused(tmp_path: Path) -> None:
 
 
 def test_more_releases_than_one_charge_holds_stay_all(tmp_path: Path) -> None:
-    most = Charge(noise_multiplier=1e50, count=2**53)
+    most = Charge(neighbours="replace_one", noise_multiplier=1e50, count=2**53)
     assert merged([(most, 2)]) == (most, most)

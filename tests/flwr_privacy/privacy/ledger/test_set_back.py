@@ -16,7 +16,7 @@ from flwr_privacy.privacy.ledger.chain import begun, extended
 from flwr_privacy.privacy.ledger.journal import Journal
 
 CHARGES = 1000
-CHARGE = Charge(noise_multiplier=2.0)
+CHARGE = Charge(neighbours="replace_one", noise_multiplier=2.0)
 TIME = "2025-12-31T23:59:59Z"
 SOME = (0, 1, 31, 32, 63, 64, 499, CHARGES - 1)  # around marks, and the ends
 

@@ -15,7 +15,7 @@ from flwr_privacy.privacy.ledger.witness import Witness
 
 def entry(server_round: int) -> Entry:
     question = Question(experiment_id="e", phase="train", server_round=server_round)
-    charge = Charge(noise_multiplier=2.0)
+    charge = Charge(neighbours="replace_one", noise_multiplier=2.0)
     return Entry(question=question, scheme="udp", unit="user", charge=charge)
 
 
