@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import Command
-from evidence import CLIENTS, MadeRun
+from evidence import CLIENTS, IDENTITIES, MadeRun
 
 from flwr_privacy.simulations.verification.findings import OUTCOMES
 from tests.shared.imports import ROOT
@@ -88,6 +88,24 @@ def test_json_has_the_findings_and_nothing_else_is_printed(command: Command, run
         "requests": "passed",
         "card's heads": "passed",
     }
+
+
+def test_heads_that_nodes_print_verify_the_card(
+    command: Command, run: MadeRun, tmp_path: Path
+) -> None:
+    files: list[str] = []
+    for client in CLIENTS:
+        run.ledger(client, place=client)
+        IDENTITIES[client].write(tmp_path / f"{client}.pem")
+        key = ("--identity", str(tmp_path / f"{client}.pem"))
+        printed = command("ledger", "head", "--state", str(tmp_path / client), *key)
+        assert printed.returncode == 0, printed.stderr
+        (tmp_path / f"{client}.json").write_text(printed.stdout)
+        files += ["--head", f"{client}.json"]
+    done = command("verify", "run", "--pins", str(run.pins()), *files)
+    assert done.returncode == 0, done.stdout
+    assert "verified: 4 releases of 3 clients" in done.stdout
+    assert command("verify", "run", "--pins", str(run.pins()), *files[:4]).returncode == 23
 
 
 class Page(HTMLParser):
