@@ -35,6 +35,7 @@ LAYERS = [
     ["simulations.inspector"],
     ["simulations.settings"],
     ["simulations.tasks"],
+    ["simulations.verification"],
     ["simulations.app", "simulations.reports"],
     ["simulations.runner"],
     ["simulations.deployment", "simulations.reliability"],

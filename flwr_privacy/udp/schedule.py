@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from flwr_privacy.accounting import Charge, noise_multiplier, spent
+from flwr_privacy.accounting import ADD_REMOVE, REPLACE_ONE, Charge, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
 from .budgets import budget, check_budget, participations
@@ -17,6 +17,7 @@ __all__ = [
     "NONE",
     "PAPER",
     "PLD_SECRET",
+    "SECRET_NEIGHBOURS",
     "UDPNoisePlan",
     "set_aside",
 ]
@@ -25,6 +26,13 @@ FIXED, NONE, PAPER, PLD_SECRET = "gdp_fixed", "none", "paper", "pld_secret"
 
 NOISES = (FIXED, "gdp", "gdp_worst", "zcdp", PAPER, PLD_SECRET, NONE)
 """How the noise follows from the budget; see `UDPNoisePlan`."""
+
+SECRET_NEIGHBOURS = ADD_REMOVE
+"""Neighbours of the guarantee with `PLD_SECRET`: one client more or less.
+
+The noise is over twice what a client can add. Where a client is replaced by another, the cost of a
+secret sample is not known: its noise comes with its update, and a sum without it has less noise.
+"""
 
 _SPENDING = ("gdp", "gdp_worst", "zcdp")
 
@@ -138,11 +146,17 @@ class UDPNoisePlan:
         if self.noise == PAPER:
             return sigma_paper(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
         if self.noise == PLD_SECRET:
-            return sound(releases=self.rounds, sampling=self.q, accountant="pld")
+            return sound(
+                releases=self.rounds,
+                neighbours=SECRET_NEIGHBOURS,
+                sampling=self.q,
+                accountant="pld",
+            )
         if self.spends:
             return math.sqrt(self._to_come(self.rounds) / self._budget) * _MARGIN
         z = sound(
             releases=self.releases,
+            neighbours=REPLACE_ONE,
             sampling=self.sampling_rate,
             accountant="gdp" if self.sampling_rate == 1 else "rdp",
         )
@@ -196,7 +210,12 @@ class UDPNoisePlan:
         """
         if self.noise not in (PAPER, PLD_SECRET):
             return self.epsilon
-        charge = Charge(noise_multiplier=self.noise_multiplier, gap=self.gap, count=self.releases)
+        charge = Charge(
+            noise_multiplier=self.noise_multiplier,
+            neighbours=REPLACE_ONE,
+            gap=self.gap,
+            count=self.releases,
+        )
         return spent([charge], delta=self.delta)
 
     @property

@@ -11,14 +11,19 @@ from flwr_privacy.simulations.operations.checks import FAIL, Check
 from flwr_privacy.wire.files import PRIVATE, write_text
 
 __all__ = [
+    "RUNS",
     "AsCSV",
     "AsJSON",
     "PolicyFile",
     "StateFolder",
     "StateFolderOrNone",
+    "WitnessFolder",
     "print_checks",
     "write_or_print",
 ]
+
+RUNS = Path("runs")
+"""Where the commands put runs without `--out`."""
 
 # As a node reads them (`flwr_privacy.clients.node.context_store`, which imports SciPy).
 PolicyFile = Annotated[
@@ -30,6 +35,10 @@ _STATE = typer.Option(
 )
 StateFolder = Annotated[Path, _STATE]
 StateFolderOrNone = Annotated[Path | None, _STATE]
+WitnessFolder = Annotated[
+    Path | None,
+    typer.Option("--witness", envvar="FLWR_PRIVACY_WITNESS", help="The privacy-witness folder."),
+]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsCSV = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 

@@ -16,7 +16,6 @@ from flwr_privacy.simulations.settings.run_settings import (
 )
 
 __all__ = [
-    "RUNS",
     "AcceptLostRounds",
     "Assignments",
     "DataRoot",
@@ -62,9 +61,6 @@ AcceptLostRounds = Annotated[
         "that it lacks are given up; their charges stay on the privacy card.",
     ),
 ]
-RUNS = Path("runs")
-"""Where the commands put runs without `--out`."""
-
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")]
 
 

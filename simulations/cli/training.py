@@ -16,8 +16,8 @@ from flwr_privacy.simulations.runner.jobs import SEED_WARNING, Engine, carry_out
 from flwr_privacy.simulations.runner.progress import how_it_ended, planned_rounds
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
+from .operator_options import RUNS
 from .run_options import (
-    RUNS,
     AcceptLostRounds,
     Assignments,
     DataRoot,

@@ -41,6 +41,7 @@ from flwr_privacy.strategies.options.fedavg_arguments import FedAvgArguments
 from flwr_privacy.strategies.options.loop_options import LoopOptions
 from flwr_privacy.strategies.requests.federation import Federation
 from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.strategies.requests.ledger_heads import LedgerHeads
 from flwr_privacy.strategies.requests.messenger import Assigned, Messenger
 from flwr_privacy.strategies.requests.replies import add_up
 from flwr_privacy.strategies.requests.request_log import ClientReply, arrays_of
@@ -132,10 +133,14 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     def _build(self) -> None:
         """Make the parts that belong to one training; a second `start` makes new ones."""
         self.experiment = Experiment(self.scheme, self.loop)
+        self.heads = LedgerHeads(
+            self.experiment, lambda client: self.federation.keys.key_of(client)
+        )
         self.federation = Federation(
             virtual_clients=self._virtual_clients,
             min_available_nodes=self.min_available_nodes,
             pins=self.loop.read_pins(),
+            heads=self.heads,
         )
         self.messenger = Messenger(
             scheme=self.scheme,
@@ -159,7 +164,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 bounds_of=self.bounds_of,
                 pins=self.loop.read_pins(),
             )
-        self.charge_log = ChargeLog(self.experiment)
+        self.charge_log = ChargeLog(self.experiment, self.heads)
         self.trained = TrainedCount()
         self._instructions: dict[str, Instruction] = {}  # the last of each phase
         self.newcomers: list[str] = []  # clients that came since the round before
@@ -297,6 +302,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 resume=False,
                 accept_lost_rounds=False,
                 forget_keys=(),
+                accept_ledgers=(),
             )
             self._build()
         self.messenger.timeout = check_number("timeout", timeout, minimum=1e-9)

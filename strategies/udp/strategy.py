@@ -189,6 +189,8 @@ class UDP(SchemeStrategy):
         self.plan: UDPPlan | None = None
         self.terms: UDPTerms | None = None
         self._participants = Participants(self.federation, alone=self._alone, secret=self._secret)
+        if self._secret:  # everybody is charged; the ledgers have what their clients were asked
+            self.heads.leave_out()
         self._cohort = 0  # of the last sum that was asked for with noise in shares
         self._spent = SpentBudgets()
         self._loss: float | None = None

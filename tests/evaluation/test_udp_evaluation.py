@@ -82,14 +82,24 @@ def test_trainings_and_planned_evaluations_fit_the_budget_together(
     for t in range(40):
         z = plan.multiplier(40 - t, left) if plan.spends else plan.noise_multiplier
         assert z is not None
-        trainings.append(Charge(noise_multiplier=z, gap=plan.gap))
+        trainings.append(Charge(neighbours="replace_one", noise_multiplier=z, gap=plan.gap))
         left += z**-2
-    evaluated = Charge(noise_multiplier=plan.validation_multiplier, gap=plan.gap, count=evaluations)
+    evaluated = Charge(
+        neighbours="replace_one",
+        noise_multiplier=plan.validation_multiplier,
+        gap=plan.gap,
+        count=evaluations,
+    )
     total = spent([*trainings, evaluated], delta=1e-5)
     assert total <= 2.0
     # Nothing is wasted either; the paper's moments prove less than a budget has.
     assert total >= (1.9 if noise == "zcdp" else 2.0 * (1 - 1e-6)) or noise == "zcdp"
-    more = Charge(noise_multiplier=plan.validation_multiplier, gap=plan.gap, count=evaluations + 1)
+    more = Charge(
+        neighbours="replace_one",
+        noise_multiplier=plan.validation_multiplier,
+        gap=plan.gap,
+        count=evaluations + 1,
+    )
     assert noise == "zcdp" or spent([*trainings, more], delta=1e-5) > 2.0
 
 
@@ -529,13 +539,20 @@ GOOD = {"accuracy": 0.5, "num-examples": 9}
 
 def terms(**values: Any) -> EvaluationTerms:
     usual: dict[str, Any] = {"unit": "user", "noise_multiplier": 2.0, "gap": 1e-4}
+    usual |= {"neighbours": "replace_one"}
     return planned_terms(PrivateEvaluation(), **{**usual, "epsilon": 3.0, "delta": 1e-5, **values})
 
 
 def test_a_server_that_asks_more_often_than_was_planned_meets_the_budget(tmp_path: Path) -> None:
     node = Node(tmp_path, lambda: GOOD)
     planned = 1
-    while spent([Charge(noise_multiplier=2.0, gap=1e-4, count=planned + 1)], delta=1e-5) <= 3.0:
+    while (
+        spent(
+            [Charge(neighbours="replace_one", noise_multiplier=2.0, gap=1e-4, count=planned + 1)],
+            delta=1e-5,
+        )
+        <= 3.0
+    ):
         planned += 1
     for server_round in range(1, planned + 1):
         node.ask(terms(), round=server_round)
