@@ -250,10 +250,10 @@ def test_only_devices_that_have_trained_are_asked_at_record_level(tmp_path: Path
         assert phases[:1] != ["evaluate"]
     trained: set[str] = set()
     for release in chosen.releases:
-        if release.phase == "train":
-            trained |= set(release.clients)
-        else:
+        if release.phase == "evaluate":
             assert set(release.clients) == trained
+        else:
+            trained |= set(release.clients)
     assert chosen.card().guarantee.spent <= 9.0
 
 
