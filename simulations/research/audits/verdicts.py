@@ -83,6 +83,11 @@ class Audit:
         return NOT_REFUTED
 
     @property
+    def refuted(self) -> str:
+        """What refutes it, strongest first, in words; empty where nothing does."""
+        return "; ".join(f"{one.name} ({one.found})" for one in self.against)
+
+    @property
     def said(self) -> str:
         """The verdict in words."""
         if self.verdict == REFUTED:
