@@ -21,10 +21,12 @@ MODEL = {
 
 
 def record(arrays: dict[str, Any] = MODEL) -> ArrayRecord:
+    """Return arrays as a record of Flower; by default the model that the app trains."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
 def model_of(arrays: ArrayRecord) -> dict[str, Any]:
+    """Return the arrays of a record."""
     return {name: array.numpy() for name, array in arrays.items()}
 
 
@@ -35,7 +37,7 @@ def step(array: Any, client: int) -> Any:
 
 
 def message_app(mods: list[Any]) -> ClientApp:
-    """A stock Message-API app: local steps, weight partition + 1."""
+    """Return a stock Message-API app: local steps, weight partition + 1."""
     app = ClientApp(mods=mods)
 
     @app.train()
@@ -66,10 +68,12 @@ class StepClient(NumPyClient):
         self.client = client
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict]:
+        """Take the same steps."""
         trained = [step(array, self.client) for array in parameters]
         return trained, self.client + 1, {"loss": self.client / 2}
 
     def evaluate(self, parameters: list[Any], config: dict[str, Any]) -> tuple[float, int, dict]:
+        """Return an accuracy that no two clients share."""
         return 1.0, self.client + 1, {"accuracy": self.client / 10}
 
 
@@ -109,6 +113,7 @@ def run_strategy(
 
 
 def same(one: ArrayRecord, other: ArrayRecord, *, exact: bool = True) -> bool:
+    """Check that two models are the same, or nearly so; always True."""
     one_model, other_model = model_of(one), model_of(other)
     assert list(one_model) == list(other_model)
     for name, array in one_model.items():

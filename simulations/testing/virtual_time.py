@@ -14,6 +14,7 @@ __all__ = ["TIMED", "VirtualTime", "no_flushing", "virtual_time"]
 
 TIMED = (
     "flwr_privacy.simulations.engines.inline.grid",
+    "flwr_privacy.simulations.reliability.grid",
     "flwr_privacy.strategies.requests.messenger",
     "flwr_privacy.strategies.requests.exchange",
     "flwr_privacy.strategies.requests.federation",
