@@ -1,6 +1,7 @@
 """A small app whose clients train without data, and a run of a strategy with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,23 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from numpy.typing import NDArray
 
 from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.errors import NothingTrainedError
 from flwr_privacy.simulations.engines.inline import run_inline
+
+__all__ = [
+    "MODEL",
+    "StepClient",
+    "message_app",
+    "model_of",
+    "record",
+    "run_strategy",
+    "same",
+    "step",
+    "twins",
+]
 
 MODEL = {
     "layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
@@ -31,8 +45,12 @@ def model_of(arrays: ArrayRecord) -> dict[str, Any]:
 
 
 def step(array: Any, client: int) -> Any:
-    """Local training that no two clients share and that depends on where it starts."""
-    moved = array * (1 + client / 10) + client / 3
+    """Take a step of local training that depends on where it starts.
+
+    The steps of the first four clients have lengths and directions of their own: they stay
+    different when they are clipped.
+    """
+    moved = array * (1 + client / 10 + client % 2 / 7) + client / 3
     return np.asarray(moved).astype(array.dtype).reshape(array.shape)
 
 
@@ -124,3 +142,18 @@ def same(one: ArrayRecord, other: ArrayRecord, *, exact: bool = True) -> bool:
         else:
             np.testing.assert_allclose(array, other_model[name], rtol=3e-7, atol=1e-7)
     return True
+
+
+def twins(models: Mapping[str, Mapping[str, NDArray[Any]]]) -> tuple[str, str] | None:
+    """Return the names of two models that are the same, if there are any.
+
+    Examples
+    --------
+    >>> twins({"a": {"w": np.ones(2)}, "b": {"w": np.zeros(2)}, "c": {"w": np.ones(2)}})
+    ('a', 'c')
+    """
+    for one, other in combinations(models, 2):
+        first, second = models[one], models[other]
+        if first and all(np.array_equal(first[name], second[name]) for name in first):
+            return one, other
+    return None

@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_privacy.errors import CheckpointError, FlwrPrivacyError
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.guarantee import APPS
+from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.secure_sum.messages import KEYS, SHARES
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.simulations.engines.inline.faults import KINDS
@@ -30,7 +31,7 @@ from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.strategies.state.experiment import Experiment
 from flwr_privacy.wire.message import DECLINED_CODE, HELLO, RECORD, payload_bytes
 
-from .apps import record, run_strategy, same
+from .apps import model_of, record, run_strategy, same, twins
 from .grid_tap import tapped
 from .virtual_time import no_flushing, virtual_time
 
@@ -63,6 +64,10 @@ class SchemeConformance:
         Whether replies are integers, among which a value that is not finite is one of another type.
     steps_alone : bool
         Whether the server goes on by itself in a round that nobody answers.
+    each_counts : bool
+        Whether each answer changes the model. False where a round can do without some of them.
+    ledgers : bool
+        Whether nodes keep ledgers of what they answer. False where a trusted server adds the noise.
     fraction : float
         Share of the clients that a run can ask in a round.
     no_noise : dict
@@ -76,6 +81,8 @@ class SchemeConformance:
     engine: ClassVar[dict[str, Any]] = {}
     codes: ClassVar[bool] = False
     steps_alone: ClassVar[bool] = False
+    each_counts: ClassVar[bool] = True
+    ledgers: ClassVar[bool] = True
     fraction: ClassVar[float] = 0.5
     no_noise: ClassVar[dict[str, Any]] = {}
 
@@ -277,6 +284,38 @@ class SchemeConformance:
             "reshape": "shape",
         }
         assert line["refused"] == ({expected[kind]: 1} if kind in expected else {})
+
+    def test_no_answer_is_lost(self) -> None:
+        """Each client that is missing makes another model: a lost one makes twins."""
+        if not self.each_counts:
+            return
+        models = {"a fault": model_of(self.plain().arrays)}
+        for client in range(4):
+            fault = Fault(kind="drop", client=str(client), server_round=2)
+            result = self.run(faults=[fault], deadline=1.0)
+            models[f"client {client}"] = model_of(result.arrays)
+        alike = twins(models)
+        assert alike is None, (
+            f"an answer of round 2 is lost: without {alike[0]} and without {alike[1]} "
+            "the model is the same"
+        )
+
+    def test_each_charge_on_the_card_is_in_its_clients_ledger(self, tmp_path: Path) -> None:
+        if not self.ledgers:
+            return
+        state = tmp_path / "state"
+        state.mkdir()
+        self.run(experiment_id="e", run_dir=tmp_path, state=state)
+        charges = PrivacyCard.from_json((tmp_path / "privacy-card.json").read_bytes()).charges()
+        for client, own in charges.items():
+            held = [
+                len(list(Ledger(path, data_set=client).entries()))
+                for path in tmp_path.rglob(f"{client}.ledger")
+            ]
+            assert sum(held) >= len(own), (
+                f"client {client} answered without a charge: the card has {len(own)} charges, "
+                f"its ledger {sum(held)}"
+            )
 
     def test_bytes_are_those_of_the_messages(self) -> None:
         sent: list[int] = []

@@ -5,10 +5,8 @@ It fails with an `AssertionError` that says what is wrong.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
-import numpy as np
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
@@ -26,9 +24,10 @@ from flwr_privacy.simulations.reliability.training import Outcome, strike_at, tr
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.wire.message import TRAIN
 
+from .apps import twins
 from .virtual_time import no_flushing, virtual_time
 
-__all__ = ["REPLIES", "faults_of", "twins"]
+__all__ = ["REPLIES", "faults_of"]
 
 REPLIES = (
     "lost request",
@@ -43,8 +42,6 @@ REPLIES = (
     "server killed",
 )
 """The faults that are tried by default: replies that are missing, late, double or damaged."""
-
-Values = Mapping[str, NDArray[Any]]
 
 
 def faults_of(
@@ -115,21 +112,6 @@ def faults_of(
     if found:
         raise AssertionError("\n".join([f"{federation.title}: {len(found)} defects", *found]))
     return cells
-
-
-def twins(models: Mapping[str, Values]) -> tuple[str, str] | None:
-    """Return the names of two models that are the same, if there are any.
-
-    Examples
-    --------
-    >>> twins({"a": {"w": np.ones(2)}, "b": {"w": np.zeros(2)}, "c": {"w": np.ones(2)}})
-    ('a', 'c')
-    """
-    for one, other in combinations(models, 2):
-        first, second = models[one], models[other]
-        if first and all(np.array_equal(first[name], second[name]) for name in first):
-            return one, other
-    return None
 
 
 def _federation(
