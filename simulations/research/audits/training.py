@@ -17,7 +17,7 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.clients.node.context_store import SIMULATED
 from flwr_privacy.errors import NothingTrainedError
 from flwr_privacy.privacy.ledger import Ledger
-from flwr_privacy.privacy.ledger.shown import COUNT, SIGNATURE, VALUE
+from flwr_privacy.privacy.ledger.shown import SHOWN
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.engines.quiet import quiet
@@ -27,7 +27,6 @@ __all__ = ["Heard", "Model", "Reply", "crafted_app", "listen"]
 
 Model = dict[str, NDArray[Any]]
 
-_OF_LEDGER = (COUNT, VALUE, SIGNATURE)
 _SILENT = 100  # above every level that is logged
 
 
@@ -52,7 +51,7 @@ class Reply:
     metrics : dict
         Its numbers.
     said : dict
-        The scheme's own values of the answer, without what the node shows of its ledger.
+        The scheme's own values of the answer, without the head of the client's ledger.
     """
 
     client: str
@@ -220,9 +219,9 @@ def _reply(question: Message, reply: Message, client: str) -> Reply:
         header, fields = Header.read(question.content[RECORD])
         phase = header.phase
     if RECORD in reply.content:
-        _, fields_of_reply = Header.read(reply.content[RECORD])
-        # What a node shows of its ledger follows from the questions, by a key of its own.
-        said = {name: value for name, value in fields_of_reply.items() if name not in _OF_LEDGER}
+        _, said = Header.read(reply.content[RECORD])
+        # The server computes the head of a ledger itself and refuses an answer with another one.
+        said = {name: value for name, value in said.items() if name not in SHOWN}
     metrics: Fields = {}
     for record in reply.content.metric_records.values():
         metrics.update(record)
