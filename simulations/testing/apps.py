@@ -24,6 +24,7 @@ __all__ = [
     "run_strategy",
     "same",
     "step",
+    "turned_step",
     "twins",
 ]
 
@@ -45,16 +46,18 @@ def model_of(arrays: ArrayRecord) -> dict[str, Any]:
 
 
 def step(array: Any, client: int) -> Any:
-    """Take a step of local training that depends on where it starts.
+    """Local training that no two clients share and that depends on where it starts."""
+    moved = array * (1 + client / 10) + client / 3
+    return np.asarray(moved).astype(array.dtype).reshape(array.shape)
 
-    The steps of the first four clients have lengths and directions of their own: they stay
-    different when they are clipped.
-    """
+
+def turned_step(array: Any, client: int) -> Any:
+    """Take a step whose direction is the client's own, so that clipping makes no two alike."""
     moved = array * (1 + client / 10 + client % 2 / 7) + client / 3
     return np.asarray(moved).astype(array.dtype).reshape(array.shape)
 
 
-def message_app(mods: list[Any]) -> ClientApp:
+def message_app(mods: list[Any], take: Callable[[Any, int], Any] = step) -> ClientApp:
     """Return a stock Message-API app: local steps, weight partition + 1."""
     app = ClientApp(mods=mods)
 
@@ -62,7 +65,7 @@ def message_app(mods: list[Any]) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         client = int(context.node_config["partition-id"])
         arrays = model_of(message.content["arrays"])
-        trained = record({name: step(array, client) for name, array in arrays.items()})
+        trained = record({name: take(array, client) for name, array in arrays.items()})
         metrics = MetricRecord({"num-examples": client + 1, "loss": client / 2})
         return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
 
@@ -82,12 +85,12 @@ def message_app(mods: list[Any]) -> ClientApp:
 class StepClient(NumPyClient):
     """The same client as a NumPyClient."""
 
-    def __init__(self, client: int) -> None:
-        self.client = client
+    def __init__(self, client: int, take: Callable[[Any, int], Any] = step) -> None:
+        self.client, self.take = client, take
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict]:
         """Take the same steps."""
-        trained = [step(array, self.client) for array in parameters]
+        trained = [self.take(array, self.client) for array in parameters]
         return trained, self.client + 1, {"loss": self.client / 2}
 
     def evaluate(self, parameters: list[Any], config: dict[str, Any]) -> tuple[float, int, dict]:

@@ -85,7 +85,10 @@ class Audit:
     @property
     def refuted(self) -> str:
         """What refutes it, strongest first, in words; empty where nothing does."""
-        return "; ".join(f"{one.name} ({one.found})" for one in self.against)
+        # Of two sessions some tests are the same; the stronger one says it.
+        found = {one.name: one.found for one in reversed(self.against)}
+        names = dict.fromkeys(one.name for one in self.against)
+        return "; ".join(f"{name} ({found[name]})" for name in names)
 
     @property
     def said(self) -> str:
