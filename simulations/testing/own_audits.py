@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from flwr_privacy.clients import SchemeClient
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.simulations.research.attacks.one_run_fdp import FDPAudit, fdp_audit
@@ -47,6 +49,7 @@ KINDS: dict[type[SchemeStrategy], dict[str, str]] = {
 """What is audited of subclasses of each strategy; the first is the default. Records need torch."""
 
 _CROWDS = {UDP: ("users",), CentralDP: ("server", "shares"), M2FDP: ("devices", "zone")}
+_OPEN, _SUMMED = (150, 1), (30, 5)  # clients, and trainings
 _AUDITS = "flwr_privacy.simulations.research.audits"
 
 
@@ -132,11 +135,12 @@ def crowd_of(
     *,
     kind: str | None = None,
     epsilon: float = 10.0,
-    clients: int = 60,
+    clients: int | None = None,
     rounds: int = 2,
+    trainings: int | None = None,
     seed: int = 0,
 ) -> CrowdAudit:
-    """Train clients that have a canary each, once, and return what they prove.
+    """Train clients that have a canary each, and return what they prove.
 
     Parameters
     ----------
@@ -147,8 +151,10 @@ def crowd_of(
         first by default.
     epsilon : float, default 10.0
         Budget, at delta 1e-5.
-    clients, rounds : int
-        How many there are, from 4 clients on. More of them bring the bounds nearer to the ledger.
+    clients, rounds, trainings : int, optional
+        How many there are, from 4 clients on; by default 150 clients in one training, and 30 in
+        five where a secure sum is opened, as each deals shares to all others. More of them bring
+        the bounds nearer to the ledger.
     seed : int, default 0
         Root of directions and coins; the noise is secret.
 
@@ -163,26 +169,31 @@ def crowd_of(
     check_number("epsilon", epsilon, minimum=1e-3)
     base = _base(strategy, client, _CROWDS)
     kind = check_choice("kind", kind or _CROWDS[base][0], _CROWDS[base])
+    many, times = _SUMMED if kind == "shares" else _OPEN
+    times = check_integer("trainings", times if trainings is None else trainings, minimum=1)
+    check_integer("seed", seed, minimum=0)
     name = f"{strategy.__name__}, {kind}, a crowd"
     with virtual_time(), no_flushing():
-        session = crowd(
-            f"{base.scheme}, {kind}",
-            epsilon=epsilon,
-            clients=clients,
-            rounds=rounds,
-            seed=seed,
-            strategy=strategy,
-            half=client,
-        )
-    audit, coins = audited(name, [session], level=LEVEL), session.guessed
-    if coins is None or audit.verdict == CANNOT_TELL:
-        raise AssertionError(f"{name}: {_why(audit)}")
-    found = CrowdAudit(
-        audit=audit,
-        one_run=fdp_audit(
-            coins.scores, coins.coins, guesses=clients, delta=DELTA, confidence=1 - LEVEL
-        ),
-    )
+        sessions = [
+            crowd(
+                f"{base.scheme}, {kind}",
+                epsilon=epsilon,
+                clients=many if clients is None else clients,
+                rounds=rounds,
+                seed=seed + number,
+                strategy=strategy,
+                half=client,
+            )
+            for number in range(times)
+        ]
+    audit = audited(name, sessions, level=LEVEL)
+    if audit.verdict == CANNOT_TELL:
+        raise AssertionError(f"{name}: {audit.said}; more clients, or a larger epsilon, show more")
+    guessed = [session.guessed for session in sessions if session.guessed is not None]
+    coins = np.concatenate([one.coins for one in guessed])
+    scores = np.concatenate([one.scores for one in guessed])
+    one_run = fdp_audit(scores, coins, guesses=coins.size, delta=DELTA, confidence=1 - LEVEL)
+    found = CrowdAudit(audit=audit, one_run=one_run)
     if found.refuted:
         raise AssertionError(f"{name}: refuted: {found.refuted}")
     return found

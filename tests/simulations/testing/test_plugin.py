@@ -1,12 +1,15 @@
 """The pytest plugin, as somebody has it who wrote a strategy and a client: in their own pytest."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from flwr_privacy.simulations.testing import plugin
 
 pytest_plugins = ("pytester",)
+
+PAGE = Path(__file__).parents[3] / "docs" / "testing.md"
 
 OWN = """
 from dataclasses import replace
@@ -21,38 +24,21 @@ from flwr_privacy.udp.terms import UDPTerms
 from flwr_privacy.wire import fields as records
 """
 
-RIGHT = (
-    OWN
-    + """
-class Mine(UDP):
-    pass
+PRINTED = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
-class MyClient(UDPClient):
-    pass
+BARE = """
+import sys
 
-class TestMine(WrapsConformance):
-    strategy = Mine
-    client = MyClient
-    options = {"unit": "user", "rounds": 3, "experiment_id": "e"}
-    engine = {"insecure_seed": 7}  # so that two runs can be compared
-    codes = True
+LARGE = {"flwr_datasets", "galois", "jinja2", "matplotlib", "pandas", "ray", "sklearn", "torch"}
 
-def test_my_noise(flwr_privacy_audit):
-    audit = flwr_privacy_audit(Mine, MyClient)
-    assert not audit.refuted
-    assert audit.bound > 0.4 * audit.claimed
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in LARGE:
+            raise ModuleNotFoundError(name)
 
-def test_my_epsilon(flwr_privacy_crowd):
-    found = flwr_privacy_crowd(Mine, MyClient, epsilon=50.0)
-    assert not found.refuted
-    assert found.audit.bound > 10
-    assert 0 < found.one_run.epsilon < 50
-
-def test_my_faults(flwr_privacy_faults):
-    cells = flwr_privacy_faults(Mine, MyClient, options={"epsilon": 50.0})
-    assert {one.fault for one in cells} >= {"late", "drop", "duplicate", "corrupt"}
+sys.meta_path.insert(0, Missing())
 """
-)
+"""Makes an environment of one with the extra `simulation`, without it."""
 
 WRONG = (
     OWN
@@ -96,7 +82,7 @@ def test_quiet(flwr_privacy_audit):
     flwr_privacy_audit(UDP, Quiet)
 
 def test_quiet_crowd(flwr_privacy_crowd):
-    flwr_privacy_crowd(UDP, Quiet)
+    flwr_privacy_crowd(UDP, Quiet, clients=40)
 
 def test_free(flwr_privacy_audit):
     flwr_privacy_audit(UDP, Free)
@@ -131,8 +117,9 @@ PLANTED = {
 }
 
 
-def test_a_right_strategy_and_client_pass(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(RIGHT)
+def test_the_file_on_the_page_passes_with_what_pip_installs(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(BARE)
+    pytester.makepyfile(PRINTED[0])
     result = pytester.runpytest_subprocess("--quiet")
     outcomes = result.parseoutcomes()
     assert set(outcomes) <= {"passed", "warnings"}
