@@ -64,7 +64,7 @@ def message_app(mods: list[Any], take: Callable[[Any, int], Any] = step) -> Clie
     @app.train()
     def train(message: Message, context: Context) -> Message:
         client = int(context.node_config["partition-id"])
-        arrays = model_of(message.content["arrays"])
+        arrays = model_of(message.content.array_records["arrays"])
         trained = record({name: take(array, client) for name, array in arrays.items()})
         metrics = MetricRecord({"num-examples": client + 1, "loss": client / 2})
         return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
@@ -88,12 +88,16 @@ class StepClient(NumPyClient):
     def __init__(self, client: int, take: Callable[[Any, int], Any] = step) -> None:
         self.client, self.take = client, take
 
-    def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict]:
+    def fit(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[list[Any], int, dict[str, Any]]:
         """Take the same steps."""
         trained = [self.take(array, self.client) for array in parameters]
         return trained, self.client + 1, {"loss": self.client / 2}
 
-    def evaluate(self, parameters: list[Any], config: dict[str, Any]) -> tuple[float, int, dict]:
+    def evaluate(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
         """Return an accuracy that no two clients share."""
         return 1.0, self.client + 1, {"accuracy": self.client / 10}
 

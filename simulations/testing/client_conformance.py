@@ -125,7 +125,7 @@ class OwnClientConformance(SchemeConformance):
 
 def _reason(reply: Message) -> str:
     """Return why a client refuses; empty if it answers."""
-    return reply.error.reason if reply.has_error() else ""
+    return reply.error.reason or "" if reply.has_error() else ""
 
 
 def _ask(app: ClientApp, entries: dict[str, Any]) -> Message:

@@ -87,15 +87,15 @@ def faults_of(
     for fault in faults:
         check_choice("faults", fault, FAULTS)
     federation, model = _federation(subject, client)
-    more = {"app": app, "start": start, "options": options}
     if isinstance(subject, SmallFederation):
-        for name, value in more.items():
+        for name, value in (("app", app), ("start", start), ("options", options)):
             if value is not None:
                 raise InvalidParameterError(name, value, "nothing beside a federation")
     federation = replace(
         federation,
         options={**federation.options, **(options or {})},
-        **{name: more[name] for name in ("app", "start") if more[name] is not None},
+        app=app or federation.app,
+        start=start or federation.start,
     )
     with virtual_time(), no_flushing():
         try:
