@@ -41,6 +41,7 @@ LAYERS = [
     ["simulations.deployment", "simulations.reliability"],
     ["simulations.research"],
     ["simulations.calibration"],
+    ["simulations.testing"],
     ["simulations.operations"],
     ["simulations"],
     ["simulations.cli"],

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from flwr_privacy.simulations.demo import TITLE, demo_runs
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out
 from flwr_privacy.simulations.settings.card_run import opened
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
+from .demo_runs import TITLE, demo_runs
 from .operator_options import RUNS
 
 __all__ = ["demo", "report"]

@@ -16,7 +16,7 @@ from commands import Command
 from markupsafe import escape
 
 from flwr_privacy.simulations.cli import results
-from flwr_privacy.simulations.demo import demo_runs
+from flwr_privacy.simulations.cli.demo_runs import demo_runs
 from flwr_privacy.simulations.engines.placement import Machine
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
