@@ -8,7 +8,7 @@ from flwr_privacy.errors import DeclinedError
 from .app_folder import AppFolder
 from .client_half import REPLACED_MODS, ClientHalf, client_half
 from .server_half import ServerHalf, StrategyCall, server_half
-from .source import Source
+from .source import Source, keyword_of
 from .wraps import Wrap
 
 __all__ = ["INNER", "UnfitError", "check_fits", "check_strategy", "own_start"]
@@ -129,6 +129,14 @@ def check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:
             f"the server has the strategy {strategy.name} of this library already: {where}",
             [f"write {wrap.strategy}({', '.join([*wrap.arguments, '...'])}) in its place"],
         )
+    level = keyword_of(strategy.call, "privacy")
+    if strategy.ours and isinstance(level, ast.Call) and wrap.level:
+        written = strategy.source.dotted(level.func).rpartition(".")[2]
+        if written not in ("", wrap.level):
+            raise UnfitError(
+                f"the strategy has privacy={written}(...) already: {where}",
+                [f"write {argument}" for argument in wrap.arguments],
+            )
     if strategy.name.startswith("DifferentialPrivacy"):
         raise UnfitError(
             f"Flower's {strategy.name} clips and adds noise by itself: noise of two kinds would be "

@@ -5,7 +5,7 @@ import pytest
 
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.inspector.app_folder import AppFolder
-from flwr_privacy.simulations.inspector.change import change_of
+from flwr_privacy.simulations.inspector.changes.change import change_of
 from flwr_privacy.simulations.inspector.unfit import UnfitError
 from flwr_privacy.simulations.inspector.wraps import Options, Wrap, wrap_of
 

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flwr_privacy.errors import DeclinedError
+from flwr_privacy.simulations.inspector.app_folder import AppFolder
+from flwr_privacy.simulations.inspector.client_half import client_half
+from flwr_privacy.simulations.inspector.server_half import server_half
+from flwr_privacy.simulations.inspector.unfit import UnfitError, check_fits
+from flwr_privacy.simulations.inspector.wraps import Wrap
 from flwr_privacy.wire.files import write_text
 
-from .app_folder import AppFolder
 from .client_change import client_changed
-from .client_half import client_half
 from .edits import EditError
 from .server_change import server_changed
-from .server_half import server_half
-from .unfit import UnfitError, check_fits
-from .wraps import Wrap
+from .training_change import training_changed
 
 __all__ = ["Change", "change_of"]
 
@@ -86,6 +87,7 @@ def change_of(app: AppFolder, wrap: Wrap) -> Change:
     check_fits(app, wrap)
     try:
         new = client_changed(app, client_half(app), wrap)
+        new = training_changed(new, client_half(new), wrap)
         new = server_changed(new, server_half(new), wrap)
         for source in new.sources.values():
             _ = source.tree

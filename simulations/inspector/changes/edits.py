@@ -4,8 +4,9 @@ import ast
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
-from .source import Source
+from flwr_privacy.simulations.inspector.source import Source
 
 __all__ = [
     "Edit",
@@ -136,7 +137,7 @@ def with_imports(
     gone = taken | (set(drop) - used)
     missing = {module: set(names) for module, names in add.items()}
     edits: list[Edit] = []
-    last: ast.stmt | None = None  # the last import of Flower, or of this library
+    last = _first_imports(source)  # or the last import of Flower, or of this library
     empty: list[ast.stmt] = []
     for node in source.tree.body:
         if not isinstance(node, ast.Import | ast.ImportFrom):
@@ -169,6 +170,13 @@ def with_imports(
         top = _top(source)
         edits.append(Edit(top, top, f"{block}\n"))
     return changed(source, edits)
+
+
+def _first_imports(source: Source) -> ast.stmt | None:
+    """Return the last of the imports with which a file begins; None if it begins otherwise."""
+    body = source.tree.body[ast.get_docstring(source.tree) is not None :]
+    first = takewhile(lambda node: isinstance(node, ast.Import | ast.ImportFrom), body)
+    return next(reversed(list(first)), None)
 
 
 def line_of(source: Source, node: ast.stmt) -> Edit:
