@@ -1,15 +1,12 @@
 """Puts a trainer of this library in the place of the loop in which an app trains with torch."""
 
 import ast
+from collections.abc import Collection
 
 from flwr_privacy.simulations.inspector.app_folder import AppFolder
 from flwr_privacy.simulations.inspector.client_half import ClientHalf
-from flwr_privacy.simulations.inspector.training_loop import (
-    LoopError,
-    TrainingLoop,
-    training_loop,
-    trainings,
-)
+from flwr_privacy.simulations.inspector.training_loop import LoopError, TrainingLoop
+from flwr_privacy.simulations.inspector.trainings import training_loop, trainings
 from flwr_privacy.simulations.inspector.unfit import UnfitError
 from flwr_privacy.simulations.inspector.wraps import TORCH, Wrap
 
@@ -35,7 +32,7 @@ def training_changed(app: AppFolder, half: ClientHalf, wrap: Wrap) -> AppFolder:
     found: TrainingLoop | None = None
     try:
         found = training_loop(app, half)
-        _check_loaders(app)
+        _check_loaders(app, CHOOSING if found.pairs else {*CHOOSING, "collate_fn"})
         if trainer == "train_poisson" and not found.learning_rate:
             raise LoopError(f"its step size is not found: {found.source.line(found.loop)}")
     except LoopError as error:
@@ -57,7 +54,7 @@ def training_changed(app: AppFolder, half: ClientHalf, wrap: Wrap) -> AppFolder:
 def _call(trainer: str, found: TrainingLoop) -> str:
     rate = [f"learning_rate={found.learning_rate or '...'}"] if trainer == "train_poisson" else []
     loss = [f"loss={found.loss}"] if found.loss else []
-    return f"{trainer}({', '.join([found.model, found.loader, *rate, *loss])})"
+    return f"{trainer}({', '.join([found.model, found.records, *rate, *loss])})"
 
 
 def _by_hand(half: ClientHalf, wrap: Wrap, found: TrainingLoop | None) -> list[str]:
@@ -87,15 +84,20 @@ def _has(app: AppFolder, trainer: str) -> bool:
     )
 
 
-def _check_loaders(app: AppFolder) -> None:
+def _check_loaders(app: AppFolder, refused: Collection[str]) -> None:
     """Refuse a DataLoader that would choose among the records, or repeat some."""
     for source in app.sources.values():
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Call) and source.dotted(node.func).endswith(".DataLoader"):
                 for keyword in node.keywords:
                     off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
-                    if keyword.arg in CHOOSING and not off:
+                    if keyword.arg in refused and not off:
+                        why = (
+                            "leaves out or repeats records"
+                            if keyword.arg in CHOOSING
+                            else ("makes its batches itself")
+                        )
                         raise LoopError(
-                            f"a DataLoader with {keyword.arg} leaves out or repeats records, and "
-                            f"which there are is what the guarantee counts: {source.line(node)}"
+                            f"a DataLoader with {keyword.arg} {why}, and which records there are "
+                            f"is what the guarantee counts: {source.line(node)}"
                         )

@@ -114,6 +114,40 @@ def test_the_usual_loop_is_known_in_other_words(
     assert f"    train_per_record(net, loader{more})\n" in changed(small, task)
 
 
+DICTIONARIES = TASK.replace("images, labels in loader", "batch in loader").replace(
+    "images, labels = images.to(device), labels.to(device)",
+    'images = batch["img"].to(device)\n            labels = batch["label"].to(device)',
+)
+
+
+def test_batches_that_are_dictionaries_become_pairs_of_their_data_set(small: Small) -> None:
+    pairs = '[(record["img"], record["label"]) for record in loader.dataset]'
+    assert f"    train_per_record(net, {pairs})\n" in changed(small, DICTIONARIES)
+    at_once = TASK.replace("images, labels in loader", "batch in loader").replace(
+        "            images, labels = images.to(device), labels.to(device)\n", ""
+    )
+    at_once = at_once.replace("net(images), labels", 'net(batch["img"].to(device)), batch["label"]')
+    assert f"    train_per_record(net, {pairs})\n" in changed(small, at_once)
+    own = "    DataLoader(d, collate_fn=own)\nfrom torch.utils.data import DataLoader\n"
+    assert "train_per_record(net, loader)" in changed(small, TASK.replace("    ...\n", own, 1))
+    with pytest.raises(UnfitError, match="a DataLoader with collate_fn makes its batches itself"):
+        changed(small, DICTIONARIES.replace("    ...\n", own, 1))
+    with pytest.raises(UnfitError, match="no pair of features and labels"):
+        changed(small, DICTIONARIES.replace('["label"]', '["img"]'))
+
+
+def test_what_follows_the_loop_keeps_its_names(small: Small) -> None:
+    after = "    running /= len(loader)\n    print(running)\n    loss = running\n    return loss\n"
+    task = TASK.replace("    return running / len(loader)\n", after)
+    task = task.replace(
+        "            running +=", "            print(loss.item())\n            running +="
+    )
+    assert changed(small, task).endswith(
+        "    train_per_record(net, loader)\n"
+        '    running = float("nan")  # it would tell of the records\n' + after
+    )
+
+
 def test_a_loop_in_the_training_itself(small: Small) -> None:
     body = TASK.partition("    criterion")[2].replace("    return running", "    loss = running")
     client = CLIENT.replace("    loss = fit(net, loader, 3)\n", f"    criterion{body}")
@@ -138,7 +172,17 @@ def test_a_loop_in_the_training_itself(small: Small) -> None:
         ("nn.CrossEntropyLoss()", "nn.CrossEntropyLoss(weight=w)", "value for single records"),
         ("criterion(net(images), labels)", "own(net(images), labels)", "value for single records"),
         ("images, labels in loader", "images, labels, _ in loader", "no pair of features"),
-        ("images, labels in loader", "labels in loader", "no pair of features"),
+        ("images, labels in loader", "labels in loader", "more than a step"),
+        ("images, labels in loader", "(images, (labels, _)) in loader", "no pair of features"),
+        ("loss.backward()", "loss += 0.1 * far\n            loss.backward()", "more than a step"),
+        ("loss.backward()", "loss = loss + 0.1 * far\n            loss.backward()",
+         "more than a step .*: loss = loss"),
+        ("optimizer.zero_grad()", "labels = labels.float()", "labels = labels.float"),
+        ("optimizer.zero_grad()", "images = images / 255", "images = images / 255"),
+        ("            optimizer.step()\n", "", "not one step of an optimiser"),
+        ("optimizer.step()", "optimizer.step()\n            optimizer.step()", "not one step"),
+        ("SGD(net.parameters()", "SGD(net.head.parameters()", "of other parameters than all"),
+        ("SGD(net.parameters()", "SGD([{'params': net.parameters()}]", "of other parameters"),
         ("in loader", "in tqdm(loader)", "not those of a DataLoader by its name"),
         ("return running / len(loader)", "return loss.item()", "loss of the loop is used after it"),
         ("return running / len(loader)", "return round(running)", "running of the loop is used"),
