@@ -57,7 +57,7 @@ from flwr_privacy.strategies.requests.messenger import Assigned, only
 from flwr_privacy.strategies.requests.request_log import arrays_of
 from flwr_privacy.strategies.state.experiment import to_record
 from flwr_privacy.wire.layout import Layout
-from flwr_privacy.wire.message import TRAIN
+from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 from .calibrated import check_calibrated, check_evaluated, plain, tree_of
 from .relay import Relay
@@ -458,7 +458,8 @@ class M2FDP(SchemeStrategy):
 
     def _that_trained(self) -> set[str]:
         """Return the devices that have answered in a training: their ledgers begin with it."""
-        trainings = (release for release in self.releases if release.phase == TRAIN)
+        # The phase of a training's charge says where its answer went.
+        trainings = (release for release in self.releases if release.phase != EVALUATE)
         return {c for r in trainings for c in set(r.clients).difference(r.unanswered or ())}
 
     # -- What it promises --------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_a_server_that_names_a_coarse_grid_or_other_nonsense_is_refused() -> Non
         {"unit": "record", "loss_cap": 2.0},
         {"unit": "record", "accuracy": "loss"},
         {"unit": "record", "accuracy": "f1"},
-        {"unit": "record", "neighbours": "add_remove"},
+        {"unit": "record", "neighbours": "zero_out"},
         {"neighbours": "both"},
         {"loss_cap": -1.0},
         {"epsilon": 0.0},

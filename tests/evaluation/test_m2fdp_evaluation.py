@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from flwr_privacy.evaluation.plan import planned_terms
 from flwr_privacy.evaluation.sums import STATISTICS_NAME
 from flwr_privacy.m2fdp import DeviceNoise, EventSchedule, RecordNoise, TierTree
 from flwr_privacy.m2fdp.plan import M2FDPRoundPlan
+from flwr_privacy.m2fdp.zone_average import NEIGHBOURS
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import Fault
@@ -382,14 +384,15 @@ class Node:
 
 def terms(unit: str = "user", **values: Any) -> EvaluationTerms:
     usual: dict[str, Any] = {"noise_multiplier": 2.0, "gap": 1e-4, "epsilon": 3.0, "delta": 1e-5}
-    usual |= {"secret_records": unit == "record"}
+    usual |= {"neighbours": NEIGHBOURS[unit]}
     return planned_terms(PrivateEvaluation(), unit=unit, **{**usual, **values})
 
 
 @pytest.mark.parametrize("unit", ["user", "record"])
 def test_a_server_that_asks_too_often_meets_the_budget(unit: str, tmp_path: Path) -> None:
     node, planned = Node(tmp_path), 0
-    while spent([Charge(noise_multiplier=2.0, gap=1e-4, count=planned + 1)], delta=1e-5) <= 3.0:
+    one = Charge(noise_multiplier=2.0, neighbours=NEIGHBOURS[unit], gap=1e-4)
+    while spent([replace(one, count=planned + 1)], delta=1e-5) <= 3.0:
         planned += 1
     for server_round in range(1, planned + 1):
         (arrays, _) = node.ask(terms(unit), round=server_round)
@@ -403,7 +406,10 @@ def test_a_server_that_asks_too_often_meets_the_budget(unit: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        (terms("record", secret_records=False), "secret_records = False: expected True"),
+        (
+            terms("record", neighbours="replace_one"),
+            "neighbours = 'replace_one': expected one of 'add_remove'",
+        ),
         (terms(by_server=True), "without noise|no noise|allow_unprotected"),
         (terms(parties=5), "outside of a secure sum"),
     ],

@@ -11,10 +11,13 @@ from .chain import Head
 if TYPE_CHECKING:  # it loads cryptography
     from .signed_head import SignedHead
 
-__all__ = ["COUNT", "SIGNATURE", "VALUE", "head_in", "is_shown", "shown", "signed_in"]
+__all__ = ["COUNT", "SHOWN", "SIGNATURE", "VALUE", "head_in", "is_shown", "shown", "signed_in"]
 
 COUNT, VALUE, SIGNATURE = "ledger-count", "ledger-head", "ledger-signature"
 """Entries of the record: number of charges, value of the chain, and the client's signature."""
+
+SHOWN = frozenset({COUNT, VALUE, SIGNATURE})
+"""All of them."""
 
 
 def shown(signed: "SignedHead") -> Fields:
@@ -25,7 +28,7 @@ def shown(signed: "SignedHead") -> Fields:
 
 def is_shown(fields: Mapping[str, Any]) -> bool:
     """Tell whether a message shows a head, or what is meant to be one."""
-    return not {COUNT, VALUE, SIGNATURE}.isdisjoint(fields)
+    return not SHOWN.isdisjoint(fields)
 
 
 def head_in(fields: Mapping[str, Any]) -> Head:
