@@ -46,7 +46,7 @@ def losses(app: AppFolder, wrap: Wrap) -> list[str]:
     """Return what a scheme takes from an app, refuses or passes on unprotected, as sentences."""
     server, client = server_half(app), client_half(app)
     return [
-        *_of_mods(client),
+        *_of_mods(client, wrap),
         *_of_metrics(server, client, wrap),
         *_of_evaluations(server, client, wrap),
         *_of_messages(app, server, client, wrap),
@@ -104,9 +104,12 @@ def _where(app: AppFolder, source: Source, node: ast.expr) -> str:
     return f"{folder}/{source.line(node)}".removeprefix("./")
 
 
-def _of_mods(client: ClientHalf) -> Iterator[str]:
+def _of_mods(client: ClientHalf, wrap: Wrap) -> Iterator[str]:
     for mod in replaced_mods(client):
-        yield f"the mod {mod.name} goes: {REPLACED_MODS[mod.name]}"
+        why = REPLACED_MODS[mod.name]
+        if mod.sums and not wrap.summed:
+            why = "the server sees each noised update; with --secure-sum it learns only sums"
+        yield f"the mod {mod.name} goes: {why}"
     left = [m for m in client.mods or () if m not in replaced_mods(client)]
     if left:
         names = ", ".join(mod.name or client.source.segment(mod.node) for mod in left)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from .app_folder import AppFolder
 from .arrays import Arrays, arrays_of
 from .changes.change import Change, change_of
+from .changes.wrapper_change import unwrapped
 from .findings import losses
 from .foresight import forecast_of
 from .unfit import UnfitError, check_fits
@@ -84,7 +85,8 @@ def inspect_app(app: AppFolder, scheme: str, options: Options, *, run: bool = Tr
     """
     if scheme in BRING_THEIR_CLIENT:
         raise UnfitError(BRING_THEIR_CLIENT[scheme])
-    check_fits(app, wrap_of(scheme, options))
+    plain = unwrapped(app, wrap_of(scheme, options))
+    check_fits(plain.app, plain.wrap)
     found = arrays_of(app) if run else NOT_RUN
     known = found if isinstance(found, Arrays) else None
     check_trainable(known, wrap_of(scheme, options))
@@ -97,6 +99,6 @@ def inspect_app(app: AppFolder, scheme: str, options: Options, *, run: bool = Tr
         found,
         clients,
         change_of(app, wrap),
-        tuple(losses(app, wrap)),
+        (*plain.told(options, None if known is None else known.rounds), *losses(plain.app, wrap)),
         "" if known is None else forecast_of(wrap, known, clients=clients),
     )

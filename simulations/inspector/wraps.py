@@ -111,6 +111,11 @@ class Wrap:
     trainer: str = ""
 
     @property
+    def summed(self) -> bool:
+        """Whether the server learns only sums."""
+        return any("SecureSum(" in a or "DistributedNoise(" in a for a in self.arguments)
+
+    @property
     def level(self) -> str:
         """The class of the strategy's argument `privacy`; "" if there is none."""
         given = next((a for a in self.arguments if a.startswith("privacy=")), "")

@@ -18,6 +18,7 @@ from .client_change import client_changed
 from .edits import EditError
 from .server_change import server_changed
 from .training_change import training_changed
+from .wrapper_change import unwrapped
 
 __all__ = ["Change", "change_of"]
 
@@ -84,9 +85,11 @@ def change_of(app: AppFolder, wrap: Wrap) -> Change:
     UnfitError
         If the scheme does not fit the app, or the change cannot be made safely.
     """
-    check_fits(app, wrap)
     try:
-        new = client_changed(app, client_half(app), wrap)
+        plain = unwrapped(app, wrap)
+        new, wrap = plain.app, plain.wrap
+        check_fits(new, wrap)
+        new = client_changed(new, client_half(new), wrap)
         new = training_changed(new, client_half(new), wrap)
         new = server_changed(new, server_half(new), wrap)
         for source in new.sources.values():

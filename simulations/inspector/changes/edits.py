@@ -113,7 +113,8 @@ def drop_items(
             edits.append(Edit(start, source.span(order[place + 1])[0], ""))
         else:  # the last one: the comma is that of the last item that stays
             before = max([kept_before, *(edit.end for edit in edits)])
-            edits.append(Edit(before if kept_before == before else start, end, ""))
+            alone = kept_before != before or not kept_before
+            edits.append(Edit(start if alone else before, end, ""))
     return edits
 
 
