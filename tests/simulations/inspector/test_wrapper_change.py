@@ -2,10 +2,13 @@
 
 import ast
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 
 from flwr_privacy.accounting import noise_multiplier
+from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.simulations.inspector.changes.wrapper_change import unwrapped
 from flwr_privacy.simulations.inspector.inspection import inspect_app
 from flwr_privacy.simulations.inspector.unfit import UnfitError
@@ -19,6 +22,13 @@ BEFORE = (
     "        strategy, 0.5, clipping_norm=2.0, num_sampled_clients=4\n    )"
 )
 RENAMED = BEFORE.replace("\n    strategy =", "\n    private =")
+
+
+def loaded(text: str) -> ModuleType:
+    """Return the module that a text is."""
+    module = ModuleType("changed")
+    exec(compile(text, "changed", "exec"), module.__dict__)
+    return module
 
 
 def server(made: str) -> str:
@@ -59,6 +69,11 @@ def test_the_stock_apps_with_clipping_mods(kind: str, small: Small) -> None:
     assert any("not from noise_multiplier=0" in line for line in inspected.losses)
     again = type(app).read(app.path)
     assert inspect_app(again, "central-dp", Options(clients=4), run=False).change.empty
+    ran = loaded(text)
+    run_inline(ran.app, loaded(new(inspected.change, "client")).app, nodes=4)
+    (arrays,) = ran.results
+    assert [array.shape for array in arrays] == [(2, 2), (3,)]
+    assert all(np.isfinite(array).all() for array in arrays)
 
 
 def test_the_epsilon_that_keeps_the_noise_is_told(small: Small) -> None:
@@ -102,10 +117,9 @@ def test_other_schemes_do_not_take_the_place_of_a_wrapper(
 
 def client(mod: str) -> str:
     """Return a client with one of Flower's mods."""
-    name = mod.partition("(")[0]
-    return CLIENT.replace(
-        "import ClientApp\n", f"import ClientApp\nfrom M import {name}\n"
-    ).replace("ClientApp()", f"ClientApp(mods=[{mod}])")
+    imported = f"import ClientApp\nfrom flwr.clientapp.mod import {mod.partition('(')[0]}\n"
+    text = CLIENT.replace("import ClientApp\n", imported)
+    return text.replace("ClientApp()", f"ClientApp(mods=[{mod}])")
 
 
 @pytest.mark.parametrize(
@@ -121,9 +135,8 @@ def client(mod: str) -> str:
 def test_a_mod_that_protects_does_not_go_for_nothing(
     mod: str, scheme: str, secure_sum: bool, by_hand: str, small: Small
 ) -> None:
-    text = client(mod).replace("from M", "from flwr.clientapp.mod")
-    with pytest.raises(UnfitError, match="puts nothing in its place: client.py:") as refused:
-        changed(small(client=text), scheme, secure_sum=secure_sum)
+    with pytest.raises(UnfitError, match=r"puts nothing in its place: client\.py:") as refused:
+        changed(small(client=client(mod)), scheme, secure_sum=secure_sum)
     assert refused.value.by_hand[0] == by_hand
 
 
@@ -138,7 +151,7 @@ def test_a_mod_that_protects_does_not_go_for_nothing(
 def test_a_mod_goes_where_the_scheme_takes_its_place(
     mod: str, scheme: str, secure_sum: bool, said: str, small: Small
 ) -> None:
-    app = small(client=client(mod).replace("from M", "from flwr.clientapp.mod"))
+    app = small(client=client(mod))
     options = Options(clients=4, secure_sum=secure_sum)
     found = inspect_app(app, scheme, options, run=False)
     assert "app = ClientApp(mods=[])" in new(found.change, "client")
