@@ -147,7 +147,7 @@ class M2FDP(SchemeStrategy):
     -----
     In an evaluation each device adds all of the noise to its counts and sends them to the server,
     also one that has an aggregator that it trusts: aggregators have no part in it, whether the
-    server simulates them or not. `fraction_evaluate` of the clients are asked; under `RecordNoise`
+    server simulates them or not. `fraction_evaluate` of the devices are asked; under `RecordNoise`
     those of them that have trained before, so that one accountant has the whole budget of a device.
 
     Guarantee
@@ -441,11 +441,13 @@ class M2FDP(SchemeStrategy):
             return []
         due = self._evaluations.due(server_round, rounds=self.plan.rounds)
         self._evaluations.trained = self._trained and due
-        without = set(self.federation.clients()) - set(self.tree.devices)
-        without |= self._evaluations.used_up(self.plan.evaluations)
+        without = self._evaluations.used_up(self.plan.evaluations)
         if self.privacy.unit == RECORD:
             without |= set(self.tree.devices) - self._that_trained()
-        request = EvaluationRequest(terms=self.plan.evaluation_terms(), without=without)
+        # Under a relay aggregators are clients too, which have no data.
+        request = EvaluationRequest(
+            terms=self.plan.evaluation_terms(), without=without, among=self.tree.devices
+        )
         return self._evaluations.configure(grid, server_round, arrays, config, request)
 
     def aggregate_evaluate(
