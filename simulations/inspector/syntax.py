@@ -7,8 +7,9 @@ __all__ = ["called_by", "is_stored", "method_of", "names_in", "names_read"]
 
 def method_of(node: ast.AST) -> str:
     """Return the name of the method that a call calls; "" if it is no such call."""
-    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    return node.func.attr if called else ""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return ""
 
 
 def called_by(node: ast.Call) -> str:

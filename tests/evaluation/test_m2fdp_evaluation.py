@@ -250,7 +250,7 @@ def test_only_devices_that_have_trained_are_asked_at_record_level(tmp_path: Path
         assert phases[:1] != ["evaluate"]
     trained: set[str] = set()
     for release in chosen.releases:
-        if release.phase == "train":
+        if release.phase != "evaluate":  # its charge names who got the answer
             trained |= set(release.clients)
         else:
             assert set(release.clients) == trained

@@ -103,8 +103,11 @@ def unwrapped(app: AppFolder, wrap: Wrap) -> Unwrapped:
         )
     edit = Edit.of(source, call, source.segment(inner))
     for node in ast.walk(source.tree):  # `strategy = Wrapper(strategy, ...)` goes altogether
-        same = isinstance(node, ast.Assign) and node.value is call and isinstance(inner, ast.Name)
-        if same and [source.segment(target) for target in node.targets] == [inner.id]:
+        if (
+            isinstance(node, ast.Assign)
+            and node.value is call
+            and [source.segment(target) for target in node.targets] == [source.segment(inner)]
+        ):
             edit = line_of(source, node)
     gone = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
     new = with_imports(changed(source, [edit]), add={}, drop=gone)
