@@ -10,7 +10,7 @@ from .changes.server_change import METRICS_FUNCTIONS
 from .client_half import NUMPY, REPLACED_MODS, ClientHalf, client_half
 from .server_half import ServerHalf, server_half
 from .source import Source, keyword_of
-from .trainings import trainings
+from .training.trainings import trainings
 from .unfit import own_start
 from .wraps import Wrap
 

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from flwr_privacy.simulations.inspector.app_folder import AppFolder
 from flwr_privacy.simulations.inspector.client_half import ClientHalf
-from flwr_privacy.simulations.inspector.training_loop import LoopError, TrainingLoop
-from flwr_privacy.simulations.inspector.trainings import training_loop, trainings
+from flwr_privacy.simulations.inspector.training.training_loop import LoopError, TrainingLoop
+from flwr_privacy.simulations.inspector.training.trainings import training_loop, trainings
 from flwr_privacy.simulations.inspector.unfit import UnfitError
 from flwr_privacy.simulations.inspector.wraps import TORCH, Wrap
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.simulations.inspector.app_folder import AppFolder
 from flwr_privacy.simulations.inspector.server_half import StrategyCall, server_half
-from flwr_privacy.simulations.inspector.syntax import names_in
+from flwr_privacy.simulations.inspector.training.syntax import names_in
 from flwr_privacy.simulations.inspector.unfit import WRAPPER, UnfitError
 from flwr_privacy.simulations.inspector.wraps import STRATEGIES, Options, Wrap
 

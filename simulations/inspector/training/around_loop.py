@@ -3,7 +3,8 @@
 import ast
 from collections.abc import Collection
 
-from .source import Source
+from flwr_privacy.simulations.inspector.source import Source
+
 from .syntax import called_by, is_stored, method_of, names_read
 
 __all__ = ["CROSS_ENTROPY", "MEAN_LOSSES", "LoopError", "idle_before", "read_after"]

@@ -8,8 +8,9 @@ would be lost if a trainer of this library took its place.
 import ast
 from dataclasses import dataclass
 
+from flwr_privacy.simulations.inspector.source import Source, keyword_of
+
 from .around_loop import CROSS_ENTROPY, MEAN_LOSSES, LoopError, idle_before, read_after
-from .source import Source, keyword_of
 from .syntax import called_by, method_of, names_in, names_read
 
 __all__ = ["LoopError", "TrainingLoop", "read_loop"]

@@ -3,9 +3,10 @@
 import ast
 from collections.abc import Iterator
 
-from .app_folder import AppFolder
-from .client_half import NUMPY, ClientHalf
-from .source import Source
+from flwr_privacy.simulations.inspector.app_folder import AppFolder
+from flwr_privacy.simulations.inspector.client_half import NUMPY, ClientHalf
+from flwr_privacy.simulations.inspector.source import Source
+
 from .syntax import is_stored, method_of
 from .training_loop import LoopError, TrainingLoop, read_loop
 
