@@ -119,12 +119,9 @@ class UDPNoisePlan:
             raise InvalidParameterError(
                 "sampling_rate", self.sampling_rate, f"1: noise '{self.noise}' is for full batches"
             )
-        if self.validation_share and (self.sampling_rate != 1 or not self._planned_late):
-            raise InvalidParameterError(
-                "validation_share",
-                self.validation_share,
-                f"0 with noise '{self.noise}' and sampling_rate {self.sampling_rate}",
-            )
+        if self.validation_share and not self._planned_late:
+            allowed = f"0 with noise '{self.noise}'"
+            raise InvalidParameterError("validation_share", self.validation_share, allowed)
 
     @property
     def spends(self) -> bool:
@@ -154,17 +151,30 @@ class UDPNoisePlan:
             )
         if self.spends:
             return math.sqrt(self._to_come(self.rounds) / self._budget) * _MARGIN
-        z = sound(
+        if self.sampling_rate == 1:
+            z = sound(releases=self.releases, neighbours=REPLACE_ONE)
+            return z / math.sqrt(1 - self.validation_share)
+        return sound(
             releases=self.releases,
             neighbours=REPLACE_ONE,
             sampling=self.sampling_rate,
-            accountant="gdp" if self.sampling_rate == 1 else "rdp",
+            accountant="rdp",
+            beside=self._beside,
         )
-        return z / math.sqrt(1 - self.validation_share)
 
     @property
     def validation_multiplier(self) -> float:
         """Noise over the sensitivity of one evaluation by a client."""
+        if self.validation_share and self.sampling_rate != 1:
+            # By the accountant that adds it to the trainings; a share of its squared noise.
+            alone = noise_multiplier(
+                epsilon=self._epsilon,
+                delta=self._delta,
+                releases=self._validations,
+                neighbours=REPLACE_ONE,
+                accountant="rdp",
+            )
+            return alone / math.sqrt(self.validation_share)
         share = self.validation_share * budget("gdp", epsilon=self._epsilon, delta=self._delta)
         return math.sqrt(self._validations / share) * _MARGIN if share else 0.0
 
@@ -221,6 +231,18 @@ class UDPNoisePlan:
     @property
     def _validations(self) -> int:
         return self.rounds if self.validations is None else self.validations
+
+    @property
+    def _beside(self) -> tuple[Charge, ...]:
+        """The evaluations that trainings with samples leave room for."""
+        if not self.validation_share:
+            return ()
+        charge = Charge(
+            noise_multiplier=self.validation_multiplier,
+            neighbours=REPLACE_ONE,
+            count=self._validations,
+        )
+        return (charge,)
 
     @property
     def _planned_late(self) -> bool:

@@ -1,6 +1,8 @@
 """The options that an operator's commands share, and how they print what they find."""
 
+import os
 from collections.abc import Sequence
+from errno import EACCES, EISDIR, ENOTDIR
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +20,7 @@ __all__ = [
     "StateFolder",
     "StateFolderOrNone",
     "WitnessFolder",
+    "check_can_write",
     "print_checks",
     "write_or_print",
 ]
@@ -77,3 +80,26 @@ def write_or_print(text: str, out: Path | None, *, mode: int = PRIVATE) -> None:
         allowed = f"a file that can be written ({error.strerror})"
         raise InvalidParameterError("--out", str(out), allowed) from error
     typer.echo(f"written: {out}", err=True)
+
+
+def check_can_write(out: Path, *, folder: bool = False) -> None:
+    """Refuse a place where results could not be written, before the work that they come from.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is one.
+    """
+    place = out if folder else out.parent
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    wrong = 0
+    if not folder and out.is_dir():
+        wrong = EISDIR
+    elif not place.is_dir():
+        wrong = ENOTDIR
+    elif not os.access(place, os.W_OK | os.X_OK):
+        wrong = EACCES
+    if wrong:
+        allowed = f"a {'folder' if folder else 'file'} that can be written ({os.strerror(wrong)})"
+        raise InvalidParameterError("--out", str(out), allowed)

@@ -228,6 +228,7 @@ def write_rows(
         for line in lines:
             say(line)
         earlier = out.read_text(encoding="utf-8") if out.exists() else ""
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, page({}, order=order, earlier=earlier, rows={section: rows}))
         defects += wrong
     return defects

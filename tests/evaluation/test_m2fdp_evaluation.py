@@ -285,6 +285,14 @@ def test_with_nodes_for_aggregators_devices_evaluate_and_aggregators_do_not(
     assert all(e.question.phase != "evaluate" for e in entries_of(tmp_path, aggregator))
 
 
+def test_a_fraction_is_one_of_the_devices_not_of_their_aggregators(tmp_path: Path) -> None:
+    chosen = strategy(relay=True, fraction_evaluate=0.8)  # 4 devices and an aggregator
+    nodes = zone_nodes(HALF, tmp_path, **{"privacy-state": str(tmp_path)})
+    run(chosen, nodes=nodes, num_rounds=2)
+    asked = [len(r.clients) for r in chosen.releases if r.phase == "evaluate"]
+    assert asked == [3, 3]
+
+
 class Dying(M2FDP):
     """Ends when two of the answers to the evaluation of round 2 are there."""
 

@@ -12,7 +12,7 @@ from apps import MODEL, StepClient, make, message_app, run_strategy, same
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from flwr_privacy.accounting import Charge, spent
+from flwr_privacy.accounting import Charge, new_accountant, spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
 from flwr_privacy.clients.torch import (
@@ -447,6 +447,70 @@ def test_a_server_that_dies_among_the_answers_pays_once(summed: bool, tmp_path: 
     assert result.guarantee.spent <= 8.0
 
 
+# -- Beside samples of the records ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.05, 0.4])
+@pytest.mark.parametrize("evaluations", [1, 5])
+@pytest.mark.usefixtures("no_pld")
+def test_sampled_trainings_leave_room_for_the_evaluations(share: float, evaluations: int) -> None:
+    """Added up in the order of the rounds, by the filter that a node's ledger goes by."""
+    plan = UDPNoisePlan(
+        noise="gdp_fixed",
+        epsilon=3.0,
+        delta=1e-5,
+        rounds=10,
+        q=1.0,
+        sampling_rate=0.1,
+        validation_share=share,
+        validations=evaluations,
+    )
+    one = {"neighbours": "replace_one", "gap": plan.gap}
+    training = Charge(**one, noise_multiplier=plan.noise_multiplier, sampling=0.1)
+    evaluation = Charge(**one, noise_multiplier=plan.validation_multiplier)
+    charges = [training]
+    rounds = [*[evaluation] * evaluations, *[training] * 9]
+    for charge in rounds:
+        assert not new_accountant("rdp", charges).would_exceed(charge, epsilon=3.0, delta=1e-5)
+        charges.append(charge)
+    assert 2.8 < spent(charges, delta=1e-5, accountant="rdp") <= 3.0
+    for more in (training, evaluation):
+        assert new_accountant("rdp", charges).would_exceed(more, epsilon=3.0, delta=1e-5)
+    without = UDPNoisePlan(
+        noise="gdp_fixed", epsilon=3.0, delta=1e-5, rounds=10, q=1.0, sampling_rate=0.1
+    )
+    assert plan.noise_multiplier > without.noise_multiplier
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.usefixtures("no_pld")
+def test_clients_with_samples_evaluate_after_their_first_training(
+    summed: bool, tmp_path: Path
+) -> None:
+    strategy = UDP(
+        fraction_train=1.0 if summed else 0.5,
+        min_available_nodes=4,
+        privacy=RecordLevel(epsilon=6.0, delta=1e-3, learning_rate=0.5, sampling_rate=0.3),
+        evaluation=PrivateEvaluation(accuracy="acc"),
+        secure_sum=SecureSum() if summed else None,
+    )
+    initial = ArrayRecord({n: Array(a) for n, a in get_arrays(net()).items()})
+    result = run_strategy(strategy, record_app(), arrays=initial, num_rounds=4, state=tmp_path)
+    assert set(result.evaluate_metrics_clientapp) == {1, 2, 3, 4}
+    trained: set[str] = set()
+    for release in strategy.releases:
+        if release.phase == "train":
+            trained |= set(release.clients)
+        else:
+            assert set(release.clients) == trained
+    for i in range(4):
+        entries = entries_of(tmp_path, i)
+        assert [entry.question.phase for entry in entries][:1] in (["train"], [])
+        assert len({entry.charge.sampling for entry in entries}) == (2 if entries else 0)
+    assert strategy.card(final=True).verify()
+    assert result.guarantee.spent <= 6.0
+
+
 # -- Options -------------------------------------------------------------------------------------
 
 
@@ -463,7 +527,6 @@ def test_without_an_evaluation_nobody_is_asked() -> None:
     [
         ({"noise": "none"}, "noise = 'none'"),
         ({"noise": "paper"}, "noise = 'paper'"),
-        ({"unit": "record", "learning_rate": 1.0, "sampling_rate": 0.5}, "sampling_rate = 0.5"),
         (
             {"unit": "record", "learning_rate": 1.0, "loss_cap": 3.0},
             "loss_cap = 3.0: expected None",

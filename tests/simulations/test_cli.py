@@ -398,7 +398,7 @@ def test_a_gpu_that_is_not_there_is_missed_before_ray_starts(
     assert done.returncode == 2
     text = "gpus_per_client = 0.5: expected at most the 0 GPUs of this machine"
     assert text in done.stderr
-    assert RunFolder.open("run").summary["status"] == "failed"
+    assert not Path("run").exists()
 
 
 def test_doctor_suggests_workers_for_a_task(

@@ -279,11 +279,6 @@ def test_nothing_is_planned_where_there_is_no_noise() -> None:
         ("gdp_fixed", {"validation_share": -0.1}, "validation_share = -0.1"),
         ("gdp_fixed", {"validation_share": 1.0}, "validation_share = 1.0"),
         ("gdp_fixed", {"validation_share": math.nan}, "validation_share = nan"),
-        (
-            "gdp_fixed",
-            {"validation_share": 0.1, "sampling_rate": 0.5},
-            "validation_share = 0.1: expected 0 with noise 'gdp_fixed' and sampling_rate 0.5",
-        ),
         ("paper", {"validation_share": 0.1}, "validation_share = 0.1: expected 0 with noise"),
         ("pld_secret", {"validation_share": 0.1}, "validation_share = 0.1: expected 0"),
         ("none", {"validation_share": 0.1}, "validation_share = 0.1: expected 0"),
