@@ -26,7 +26,7 @@ CLIENTS, ROUNDS, PARAMETERS = 1000, 20, 10_000
 MOST_BYTES, MOST_SHARE = 200.0, 0.02
 SERVER_BUDGET, NODE_BUDGET = 0.1, 0.5  # seconds for all clients of a round
 EXPERIMENT = "0" * 32
-CHARGE = Charge(noise_multiplier=5.0, gap=1e-3)
+CHARGE = Charge(noise_multiplier=5.0, neighbours="replace_one", gap=1e-3)
 
 
 def ledger_heads() -> Iterator[Comparison]:

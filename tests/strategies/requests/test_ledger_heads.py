@@ -25,8 +25,8 @@ from flwr_privacy.strategies.requests.ledger_heads import ChargeName, LedgerHead
 from flwr_privacy.wire.message import RECORD, payload_bytes
 from flwr_privacy.wire.pins import Identity
 
-CHARGE = Charge(noise_multiplier=5.0, gap=1e-3)
-OTHER = Charge(noise_multiplier=2.0)
+CHARGE = Charge(noise_multiplier=5.0, neighbours="replace_one", gap=1e-3)
+OTHER = Charge(noise_multiplier=2.0, neighbours="replace_one")
 
 
 def name(number: int) -> ChargeName:
