@@ -522,10 +522,6 @@ def check_printed(
             ("udp", "--unit", "user", *EVALUATED, "--set", "fraction_evaluate=2"),
             "fraction_evaluate = 2: expected a finite number from above 0",
         ),
-        (
-            ("udp", "--unit", "record", "--sampling-rate", "0.5", *EVALUATED),
-            "sampling_rate = 0.5: expected 1 with a private evaluation",
-        ),
     ],
 )
 def test_what_a_run_would_refuse_is_refused(

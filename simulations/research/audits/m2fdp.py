@@ -145,7 +145,9 @@ def _trained(
     insecure_seed: int | None,
 ) -> Heard:
     clients = fanouts[0] * fanouts[1]
-    made = of_tree(strategy, fanouts, epsilon=epsilon, trusted=trusted, insecure_seed=insecure_seed)
+    # Where nobody is trusted, only the clients draw noise.
+    seed = insecure_seed if trusted else None
+    made = of_tree(strategy, fanouts, epsilon=epsilon, trusted=trusted, insecure_seed=seed)
 
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
         if trusted and int(client) != server_round % clients:
