@@ -89,10 +89,7 @@ def _merged(tables: Sequence[Table], seeds: int) -> Table:
     found = Table(title=f"{first.title}, {seeds} seeds")
     for column in first.columns:
         found.add_column(column.header, justify=column.justify)
-    cells = [
-        [tuple(column.cells) for column in table.columns]  # type: ignore[arg-type]
-        for table in tables
-    ]
+    cells = [[tuple(column.cells) for column in table.columns] for table in tables]
     for number, row in enumerate(first.rows):
         texts = [
             merged([str(table[place][number]) for table in cells])
