@@ -166,8 +166,10 @@ class Course:
         }
         return cls(deployment, folder, config)
 
-    def run(self, *, resume: bool = False) -> None:
-        config = {**self.config, "resume": resume}
+    def run(self, *, resume: bool = False, refused: int = 0) -> None:
+        """Run until the end; so many of its nodes are not let in."""
+        nodes = self.config["nodes"] - refused
+        config = {**self.config, "resume": resume, "nodes": nodes}
         self.deployment.run(APP, run_config=config, timeout=900, on_poll=self.serve)
 
     def serve(self) -> None:
@@ -244,7 +246,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
         course = Course.of(deployment, strikes, nodes=len(nodes), rounds=len(PLAN))
         with pytest.raises(DeploymentError, match="ended as finished:failed"):
             course.run()
-        course.run(resume=True)
+        course.run(resume=True, refused=1)  # the node that has lost its files
         yield course
 
 
