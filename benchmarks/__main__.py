@@ -13,6 +13,8 @@ from .controller import controller
 from .exchanges import exchanges
 from .fedvs import fedvs
 from .field import field
+from .ledger import ledger
+from .ledger_heads import ledger_heads
 from .mixing import mixing
 from .noise import noise
 from .numpy_simulation import numpy_simulation
@@ -41,8 +43,10 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "field": field,
     "fedvs": fedvs,
     "accounting": accounting,
+    "ledger": ledger,
     "per_record": per_record,
     "calibration": calibration,
+    "ledger-heads": ledger_heads,
     "secure-sum": secure_sum,
     "echo": echo,
     "fedavg": fedavg,

@@ -17,7 +17,7 @@ from dp_accounting import (
 )
 from dp_accounting.pld import PLDAccountant
 
-from flwr_privacy.accounting import noise_multiplier
+from flwr_privacy.accounting import ADD_REMOVE, REPLACE_ONE, noise_multiplier
 from flwr_privacy.simulations.research.udp.noise_theory import sigma_zcdp
 from flwr_privacy.udp import participations, sigma_paper
 
@@ -36,13 +36,15 @@ RIVAL = "dp-accounting's calibrate_dp_mechanism with PLDAccountant"
 CLOSED: dict[str, Callable[[float], float]] = {
     "paper": lambda e: sigma_paper(rounds=ROUNDS, q=SAMPLING, epsilon=e, delta=DELTA),
     "zcdp": lambda e: sigma_zcdp(rounds=ROUNDS, q=SAMPLING, epsilon=e, delta=DELTA),
-    "gdp": lambda e: noise_multiplier(releases=round(SAMPLING * ROUNDS), epsilon=e, delta=DELTA),
-    "gdp_fixed": lambda e: noise_multiplier(
-        releases=participations(ROUNDS, SAMPLING), epsilon=e, delta=DELTA
-    ),
-    "gdp_worst": lambda e: noise_multiplier(releases=ROUNDS, epsilon=e, delta=DELTA),
+    "gdp": lambda e: _closed(e, round(SAMPLING * ROUNDS)),
+    "gdp_fixed": lambda e: _closed(e, participations(ROUNDS, SAMPLING)),
+    "gdp_worst": lambda e: _closed(e, ROUNDS),
 }
 """Noise multiplier from epsilon, by mode of UDP."""
+
+
+def _closed(epsilon: float, releases: int) -> float:
+    return noise_multiplier(epsilon=epsilon, delta=DELTA, releases=releases, neighbours=REPLACE_ONE)
 
 
 def calibration() -> Iterator[Comparison]:
@@ -88,7 +90,12 @@ def _timed(function: Callable[[float], float], epsilon: float) -> tuple[float, f
 
 def _ours(epsilon: float) -> float:
     return noise_multiplier(
-        epsilon=epsilon, delta=DELTA, releases=ROUNDS, sampling=SAMPLING, accountant="pld"
+        epsilon=epsilon,
+        delta=DELTA,
+        releases=ROUNDS,
+        neighbours=ADD_REMOVE,
+        sampling=SAMPLING,
+        accountant="pld",
     )
 
 

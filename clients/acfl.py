@@ -13,6 +13,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from numpy.typing import ArrayLike
 
+from flwr_privacy.accounting import ADD_REMOVE
 from flwr_privacy.acfl.encoding import check_data, tables
 from flwr_privacy.acfl.features import FeatureMap
 from flwr_privacy.acfl.limits import DataLimits
@@ -91,7 +92,7 @@ class ACFLClient(EvaluatingClient):
     guarantees_dp: ClassVar[bool] = True
     phases: ClassVar[frozenset[str]] = frozenset({SETUP, TRAIN})
     sums: ClassVar[str] = "may"
-    secret_records: ClassVar[bool] = True  # one record more or less is protected
+    record_neighbours: ClassVar[str] = ADD_REMOVE
 
     def __init__(
         self,

@@ -55,6 +55,7 @@ class FedAvg(SchemeStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._keep_back = tuple(self.keep_back)
+        self._keep_back_given = self._keep_back
         if self.keep_back and self.secure_sum is None:
             allowed = "() without a secure sum: the clients send whatever your app returns"
             raise InvalidParameterError("keep_back", self.keep_back, allowed)

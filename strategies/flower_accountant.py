@@ -5,12 +5,12 @@ from typing import Any
 
 from flwr.serverapp import GaussianPrivacyEvent, PrivacyConfig, PrivacySpent, SamplingMethod
 
-from flwr_privacy.accounting import Accountant, Charge, new_accountant
+from flwr_privacy.accounting import ADD_REMOVE, Accountant, Charge, new_accountant
 from flwr_privacy.errors import InvalidParameterError, check_choice
 
 __all__ = ["FlowerAccountant"]
 
-_FORMAT, _VERSION = "flwr-privacy-accountant", 1
+_FORMAT, _VERSION = "flwr-privacy-accountant", 2
 
 _ACCOUNTANTS = {
     SamplingMethod.NO_AMPLIFICATION: ("gdp", "rdp", "pld"),
@@ -171,6 +171,7 @@ class FlowerAccountant:
         sampled = self._config.sampling_method is SamplingMethod.POISSON
         return Charge(
             noise_multiplier=event.noise_multiplier,
+            neighbours=ADD_REMOVE,  # Flower's configurations have no other with these samples
             sampling=event.sample_size / event.population_size if sampled else 1.0,
             count=count,
         )

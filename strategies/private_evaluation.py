@@ -47,6 +47,8 @@ class EvaluationRequest:
         Those of clients that have their own: another budget, and noise.
     without : collection of str
         Clients that are not asked. Under a secure sum it is those in the training's sum who are.
+    among : collection of str, optional
+        The clients of which `fraction_evaluate` is a part; by default all. Nobody else is asked.
     charged : callable, optional
         As of `Instruction`, where it is a secret who is asked and all clients are charged; by
         default those that were asked.
@@ -57,6 +59,7 @@ class EvaluationRequest:
     terms: EvaluationTerms
     own: Mapping[str, EvaluationTerms] = field(default_factory=dict)
     without: Collection[str] = ()
+    among: Collection[str] | None = None
     charged: Callable[[RequestLog], set[str]] | None = None
     random: SecureRandom | None = None
 
@@ -145,7 +148,7 @@ class PrivateEvaluations:
             # The secrets of its sums are gone, and a server's second noise is a second release.
             logger.warning("the model of round %d is not evaluated after a restart", server_round)
             return []
-        assigned = self._assigned(grid, server_round, request.without)
+        assigned = self._assigned(grid, server_round, request)
         clients = [client for names in assigned.values() for client in names]
         if not clients and request.random is None:
             return []
@@ -174,16 +177,22 @@ class PrivateEvaluations:
             logger.info("private evaluation: %s", in_words(found))
         return MetricRecord({**found}) or None
 
-    def _assigned(self, grid: Grid, server_round: int, without: Collection[str]) -> Assigned:
+    def _assigned(self, grid: Grid, server_round: int, request: EvaluationRequest) -> Assigned:
         strategy = self._strategy
         if strategy.secure_sum is None:
+            fraction, without = strategy.fraction_evaluate, set(request.without)
+            if request.among is not None:
+                clients = strategy.federation.clients()
+                others = set(clients).difference(request.among)
+                fraction *= 1 - len(others) / max(1, len(clients))
+                without |= others
             return strategy.messenger.sample(
                 grid,
                 server_round,
                 EVALUATE,
-                fraction=strategy.fraction_evaluate,
+                fraction=fraction,
                 minimum=strategy.min_evaluate_nodes,
-                without=set(without),
+                without=without,
             )
         try:
             strategy.transport.go_on()

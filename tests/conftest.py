@@ -12,13 +12,15 @@ runs in a process for each kind of engine (see the Makefile).
 
 import os
 import secrets
-import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from flwr_privacy.simulations.testing.virtual_time import no_flushing, virtual_time
 
 settings.register_profile("busy", deadline=None)  # a machine may be busy: no test has a clock
 settings.load_profile("busy")
@@ -34,30 +36,9 @@ if "FLWR_PRIVACY_RUNS" not in os.environ:
 FUZZ_SEED = "FLWR_PRIVACY_FUZZ_SEED"
 os.environ.setdefault(FUZZ_SEED, secrets.token_hex(4))  # workers have the one of their parent
 
-TIMED = (
-    "flwr_privacy.simulations.engines.inline.grid",
-    "flwr_privacy.strategies.requests.messenger",
-    "flwr_privacy.strategies.requests.exchange",
-    "flwr_privacy.strategies.requests.federation",
-)
-"""Modules that wait for answers: they use no more of `time` than `VirtualTime` has."""
-
 
 def pytest_report_header() -> str:
     return f"{FUZZ_SEED}={os.environ[FUZZ_SEED]}"
-
-
-class VirtualTime:
-    """In place of the module `time`: seconds pass while somebody sleeps, and at no other time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds + 1e-6  # one sleeps a little too long
 
 
 @pytest.fixture
@@ -67,14 +48,11 @@ def real_time() -> None:
 
 @pytest.fixture(autouse=True)
 def nobody_waits(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it patched
+    with ExitStack() as around:
         if "real_time" not in request.fixturenames:
-            clock = VirtualTime()
-            for name in TIMED:
-                if name in sys.modules:  # otherwise the test does without
-                    patch.setattr(sys.modules[name], "time", clock)
+            around.enter_context(virtual_time())
         if "tests/flwr_privacy" not in request.path.as_posix():
-            patch.setattr(os, "fsync", lambda descriptor: None)
+            around.enter_context(no_flushing())
         yield
 
 

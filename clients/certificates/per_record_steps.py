@@ -235,10 +235,12 @@ per-record training made: return them as they are after it, with nothing done in
     def sensitivity(self) -> float:
         """Return the plan's sensitivity for this number of records, and what rounding adds.
 
-        With sampling, a step changes by less where one record is added or removed, so an accountant
-        for that relation may use it too.
+        With sampling it is twice the distance of a step with a record from the same step without
+        it, as an accountant needs it for a replaced record (`Charge.sampling`). Both steps are
+        rounded, so what rounding adds counts twice.
         """
-        return (self.plan.sensitivity(self.records) + 2 * self.rounding) * (1 + ROUNDING)
+        moved = 2 * self.rounding if self.plan.sampling_rate == 1 else 4 * self.rounding
+        return (self.plan.sensitivity(self.records) + moved) * (1 + ROUNDING)
 
 
 class StepRequest(TrainingRequest[PerRecordStep]):

@@ -9,6 +9,7 @@ simulation.
 from collections.abc import Callable
 from typing import ClassVar
 
+from flwr_privacy.accounting import ADD_REMOVE
 from flwr_privacy.clients.certificates.poisson_steps import PoissonPlan, asked_steps
 from flwr_privacy.clients.node.base import Evaluate, Train
 from flwr_privacy.clients.node.client_app import SchemeClientApp
@@ -78,7 +79,7 @@ class M2FDPClient(EvaluatingClient):
     phases: ClassVar[frozenset[str]] = frozenset({TRAIN, AGGREGATE, DELIVER})
     keeps_statistics: ClassVar[bool] = True
     sums_evaluations: ClassVar[bool] = False
-    secret_records: ClassVar[bool] = True  # one record more or less is protected
+    record_neighbours: ClassVar[str] = ADD_REMOVE
 
     def introduce(self, experiment_id: str) -> Fields:
         """Return the role of the node, and its public key if it has an identity."""
@@ -116,7 +117,7 @@ class M2FDPClient(EvaluatingClient):
         terms = records.read(M2FDPTerms, fields)
         # Records of its own training are counted instead, where one of them is protected.
         tried = None if terms.unit == "record" else self.rehearsal(arrays, train)
-        if terms.sealed and terms.noise_multiplier and not terms.noised:
+        if terms.hides:
             return _sealed_update(me, terms, fields, dict(arrays), train, tried)
         return _update(terms, fields, dict(arrays), train, tried)
 
@@ -162,7 +163,7 @@ def _update(
         work=lambda random, _: _trained(terms, start, train, random),
         facts=(lambda: _rehearsed(terms, start, train)) if rehearsing else None,
         rehearsal=tried,
-        name=_release_name(terms, fields, _way(terms)),
+        name=_release_name(terms, fields),
         asked=records.write(terms),
     )
 
@@ -193,7 +194,7 @@ def _sealed_update(
         return Release(
             mechanism=mechanism,
             work=lambda random, _: _trained(terms, mechanism.model(start), train, random),
-            name=_release_name(terms, fields, f"sealed for {terms.parent}"),
+            name=_release_name(terms, fields),
             rehearsal=tried,
         )
 
@@ -213,16 +214,11 @@ def _sealed_update(
     )
 
 
-def _way(terms: M2FDPTerms) -> str:
-    """Return where an update in the open goes: what goes to two places is in two releases."""
-    return TRAIN if terms.noised or not terms.noise_multiplier else "in the open"
-
-
-def _release_name(terms: M2FDPTerms, fields: Fields, way: str) -> Question:
+def _release_name(terms: M2FDPTerms, fields: Fields) -> Question:
     """Return the name of a release: its period's first exchange, and where the answer goes."""
     return Question(
         experiment_id=str(fields["experiment-id"]),
-        phase=way,
+        phase=terms.way,
         server_round=fields["round"],
         request=terms.period,
     )

@@ -14,6 +14,7 @@ from flwr_privacy.errors import (
     ProtocolError,
 )
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
+from flwr_privacy.privacy.ledger.shown import COUNT, SIGNATURE, VALUE, head_in, is_shown
 from flwr_privacy.wire.cohort import SUM, Cohort, CohortAnswer
 from flwr_privacy.wire.identity import CLIENT_ID_KEY, PARTITION_ID_KEY
 from flwr_privacy.wire.message import COHORT, HELLO, RECORD, Header, payload_bytes
@@ -175,6 +176,7 @@ class _Tally:
         self._cohort = cohort
         self._refused: dict[str, ReplyRefusedError] = {}
         self._bytes_up = 0
+        self._shown: dict[str, tuple[int, bytes]] = {}  # the ledgers' heads
 
     def usable(self, outcomes: Iterator[tuple[str, Outcome]]) -> Iterator[tuple[str, RecordDict]]:
         """Yield the replies that are on time."""
@@ -184,6 +186,13 @@ class _Tally:
                 continue
             reply, size = outcome
             self._bytes_up += size
+            record = config_record(reply, RECORD)
+            if is_shown(record):
+                # Once for all, also where the replies are added up.
+                head = head_in(record)
+                self._shown[client_id] = head.count, head.value
+                for key in (COUNT, VALUE, SIGNATURE):  # simulated: whoever runs them has all keys
+                    record.pop(key, None)
             if client_id not in self._cohort.late:
                 yield client_id, reply
 
@@ -193,14 +202,19 @@ class _Tally:
     def answer(self, keepers: list[str]) -> CohortAnswer:
         late = [c for c in self._cohort.late if c not in self._refused]
         gone = {*late, *self._refused}
+        answered = [client for client in self._cohort.clients if client not in gone]
+        told = (*answered, *late, *self._refused)
+        heads = [self._shown.get(client, (0, b"")) for client in told]
         return CohortAnswer(
-            answered=[client for client in self._cohort.clients if client not in gone],
+            answered=answered,
             late=late,
             refused_clients=list(self._refused),
             refused_reasons=[error.reason for error in self._refused.values()],
             refused_details=list(map(str, self._refused.values())),
             bytes_up=self._bytes_up,
             keepers=keepers,
+            ledger_counts=[count for count, _ in heads] if self._shown else [],
+            ledger_heads=[value for _, value in heads] if self._shown else [],
         )
 
 

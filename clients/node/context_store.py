@@ -23,6 +23,9 @@ node configuration             environment                       meaning
                                                                  for the hello alone
 ``privacy-pins``               FLWR_PRIVACY_PINS                 TOML file with the other clients'
                                                                  long-term keys
+``privacy-witness``            FLWR_PRIVACY_WITNESS              existing folder on another volume
+                                                                 for the witness of the ledger; by
+                                                                 default there is none
 ``insecure-seed``                                                seed of the noise, for tests:
                                                                  nothing is protected
 ``privacy-simulated``                                            whether the client is made up, for
@@ -40,7 +43,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Context
 
@@ -53,7 +56,6 @@ from flwr_privacy.pipeline.operator_checks import (
 )
 from flwr_privacy.pipeline.reply_cache import EXPERIMENTS, ReplyCache
 from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
-from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.wire.files import exclusive_lock, node_file
 from flwr_privacy.wire.identity import (
@@ -62,9 +64,13 @@ from flwr_privacy.wire.identity import (
     check_client_id,
     client_id_from,
 )
+from flwr_privacy.wire.message import Fields
 from flwr_privacy.wire.pins import Identity, Pins
 
 from .node_settings import may_run_any
+
+if TYPE_CHECKING:
+    from flwr_privacy.privacy.ledger import Ledger
 
 __all__ = [
     "ALLOW_UNPROTECTED",
@@ -73,6 +79,7 @@ __all__ = [
     "POLICY_VARIABLE",
     "SIMULATED",
     "STATE_VARIABLE",
+    "WITNESS_VARIABLE",
     "ContextStore",
     "has_policy_file",
     "identity_of",
@@ -81,6 +88,7 @@ __all__ = [
     "policy_of",
     "refuse_node_keys",
     "rules_of",
+    "shown_head",
     "storage",
 ]
 
@@ -90,15 +98,18 @@ STATE_VARIABLE, POLICY_VARIABLE = "FLWR_PRIVACY_STATE", "FLWR_PRIVACY_POLICY"
 
 IDENTITY_VARIABLE = "FLWR_PRIVACY_IDENTITY"
 
+WITNESS_VARIABLE = "FLWR_PRIVACY_WITNESS"
+
 DATA_SET_VARIABLE = "FLWR_PRIVACY_DATA_SET"
 """`flwr-privacy executor` sets it to what the operator's list says of the app that it runs."""
 
 _STATE, _POLICY, _SEED = "privacy-state", "privacy-policy", "insecure-seed"
 _DATA_SET, _IDENTITY, _PINS = "privacy-data-set", "privacy-identity", "privacy-pins"
+_WITNESS = "privacy-witness"
 SIMULATED = "privacy-simulated"
 _OF_THE_NODE = (
     *(_STATE, _POLICY, ALLOW_UNPROTECTED, _DATA_SET, _SEED, _IDENTITY, _PINS, SIMULATED),
-    "m2fdp-role",
+    *(_WITNESS, "m2fdp-role"),
 )
 _REFUSED = {name for key in _OF_THE_NODE for name in (key, key.replace("-", "_"))}
 _VARIABLES = {
@@ -106,6 +117,7 @@ _VARIABLES = {
     ALLOW_UNPROTECTED: ALLOW_VARIABLE,
     _IDENTITY: IDENTITY_VARIABLE,
     _PINS: PINS_VARIABLE,
+    _WITNESS: WITNESS_VARIABLE,
 }
 
 _LOCK_TIMEOUT = 10.0  # seconds
@@ -130,16 +142,12 @@ class ContextStore(NodeStore):
         """
         rules, config = rules_of(context), context.node_config
         client_id = client_id_from(config)
-        data_set = _data_set(config, client_id, simulated=rules.simulated)
-        folder = _folder(context)
-        # What guards against power cuts protects nobody in a simulation; without it a killed
-        # process still loses nothing.
-        durable = not rules.simulated
+        folder, durable = _folder(context), _durable(simulated=rules.simulated)
         identity, pins = (_of_node(context, key) for key in (_IDENTITY, _PINS))
         own: dict[str, Any] = {**vars(rules), "client_id": client_id}
         return cls(
             **own,
-            ledger=Ledger(folder / f"{data_set}.ledger", data_set=data_set, durable=durable),
+            ledger=_ledger(context, folder, client_id, simulated=rules.simulated),
             replies=ReplyCache(
                 folder / f"{client_id}.replies", durable=True, experiments=EXPERIMENTS
             )
@@ -151,6 +159,63 @@ class ContextStore(NodeStore):
             identity=None if identity is None else _usable("identity", Identity.read, identity),
             pins=None if pins is None else _usable("pinned keys", Pins.read, pins),
         )
+
+
+def _durable(*, simulated: bool) -> bool:
+    # What guards against power cuts protects nobody in a simulation; without it a killed process
+    # still loses nothing.
+    return not simulated
+
+
+def _ledger(context: Context, folder: Path, client_id: str, *, simulated: bool) -> "Ledger":
+    from flwr_privacy.privacy.ledger import Ledger  # late: FedAvg and its like open none
+
+    data_set = _data_set(context.node_config, client_id, simulated=simulated)
+    witness = _of_node(context, _WITNESS)
+    return Ledger(
+        folder / f"{data_set}.ledger",
+        data_set=data_set,
+        durable=_durable(simulated=simulated),
+        witness=Path(str(witness)) if witness else None,
+    )
+
+
+def shown_head(context: Context, experiment_id: str, *, empty: bool) -> Fields:
+    """Return the entries that show a server how its experiment stands in the client's ledger.
+
+    They are signed with the key that signs the client's hello, if it has one. A client whose files
+    are in no folder that somebody named shows nothing: the next run has other files.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context.
+    experiment_id : str
+        The experiment; charges of others are not in what is shown.
+    empty : bool
+        Whether to show as well that there are no charges of it.
+
+    Raises
+    ------
+    LedgerError
+        If the ledger or the key cannot be used.
+    InvalidParameterError
+        If the experiment's name is malformed.
+    """
+    if not _named(context):
+        return {}
+    from flwr_privacy.privacy.ledger.shown import shown  # late: many schemes charge nothing
+    from flwr_privacy.privacy.ledger.signed_head import SignedHead
+
+    client_id, simulated = client_id_from(context.node_config), is_simulated_client(context)
+    ledger = _ledger(context, _folder(context), client_id, simulated=simulated)
+    head = ledger.head(experiment_id)
+    if not head.count and not empty:
+        return {}
+    signed = SignedHead.sign(
+        identity_of(context), experiment=experiment_id, client=client_id, head=head
+    )
+    return shown(signed)
 
 
 def _data_set(config: Mapping[str, Any], client_id: str, *, simulated: bool) -> str:

@@ -50,6 +50,7 @@ from .context_store import (
     policy_of,
     refuse_node_keys,
     rules_of,
+    shown_head,
     storage,
 )
 from .node_settings import may_run_any
@@ -184,6 +185,8 @@ def run_client(
         own = {**client.introduce(header.experiment_id), "plays": "one"}
         if may_run_any(context.node_config):
             own |= {"plays": "any", "storage": storage(context)}
+        elif client.guarantees_dp:
+            own |= shown_head(context, header.experiment_id, empty=True)
         if (identity := identity_of(context)) is not None:
             named = replace(header, client_id=client_id)
             node = message.metadata.dst_node_id
@@ -259,7 +262,7 @@ class _Run:
             reply = RecordDict({METRICS: MetricRecord(metrics)})
             if out:
                 reply[ARRAYS] = to_record(out, local=local)
-        reply[RECORD] = reply_record(header, self.client_id, own)
+        reply[RECORD] = self._record(own)
         return reply
 
     def handle(self, *, local: bool) -> RecordDict:
@@ -294,9 +297,15 @@ class _Run:
                 {
                     ARRAYS: to_record(out, local=local),
                     METRICS: MetricRecord(metrics),
-                    RECORD: reply_record(header, self.client_id, own),
+                    RECORD: self._record(own),
                 }
             )
+
+    def _record(self, own: Fields) -> ConfigRecord:
+        """Return the record of the reply; read after the charge, the ledger has it."""
+        if self.client.guarantees_dp:
+            own = {**own, **shown_head(self.context, self.header.experiment_id, empty=False)}
+        return reply_record(self.header, self.client_id, own)
 
 
 def _place(

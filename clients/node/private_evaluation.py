@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
-from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.accounting import REPLACE_ONE
+from flwr_privacy.errors import ProtocolError, check_choice
 from flwr_privacy.pipeline.mechanism import Answer, Release
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.wire import fields as records
@@ -31,13 +32,13 @@ class EvaluatingClient(SchemeClient):
 
     Attributes
     ----------
-    secret_records : bool
-        Whether the scheme protects the number of records too, where it protects a record. A server
-        that asks for the other kind of counts is refused: its charge is for other neighbours.
+    record_neighbours : str
+        The neighbours of the scheme where it protects a record. A server that asks for the counts
+        of other neighbours is refused.
     """
 
     sums_evaluations: ClassVar[bool] = True
-    secret_records: ClassVar[bool] = False
+    record_neighbours: ClassVar[str] = REPLACE_ONE
 
     def release_of_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Release:
         """Return the release of what the client says of a model.
@@ -69,12 +70,8 @@ class EvaluatingClient(SchemeClient):
                 "noised counts: give the strategy evaluation=PrivateEvaluation(...)"
             )
         terms = self.evaluation_terms(fields)
-        if terms.unit == "record" and terms.secret_records != self.secret_records:
-            raise InvalidParameterError(
-                "secret_records",
-                terms.secret_records,
-                f"{self.secret_records}, as what is protected under the scheme '{self.scheme}'",
-            )
+        if terms.unit == "record":
+            check_choice("neighbours", terms.neighbours, (self.record_neighbours,))
         return terms
 
     def answer_evaluation(self, arrays: Arrays, fields: Fields, evaluate: Evaluate) -> Answer:

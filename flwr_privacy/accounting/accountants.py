@@ -11,13 +11,13 @@ name     charges                              total                             
 ``gdp``  Gaussian, not sampled                exact                             proven
 ``rdp``  Gaussian; Laplace if not sampled     upper bound, often 10 to 20 %     proven
                                               too large
-``pld``  all                                  upper bound, nearly exact         not proven
+``pld``  all but sampled Laplace noise where  upper bound, nearly exact         not proven: for
+         an element is replaced                                                 plans that are
+                                                                                fixed in advance
 =======  ===================================  ================================  ===============
 
-Poisson sampling is accounted for neighbours of which one has an element (record or user) more; the
-noise multiplier is the noise over what that element can add. For neighbours with one element
-replaced, charge half the noise multiplier: it was enough in every setting that was tried (they are
-in the tests); we know of no proof.
+A node caps with ``gdp`` and ``rdp`` only. All charges of an accountant are for the same neighbours
+(`flwr_privacy.accounting.neighbours`); others are refused, and nothing is converted in silence.
 
 A total gap g makes (epsilon, delta) into (epsilon + g, exp(g) delta). The other term of
 `flwr_privacy.privacy.noise.discretisation_gap` is left out: 1e-30 exp(epsilon) per release, added
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
 
-from .charges import GAUSSIAN, Charge
+from .charges import GAUSSIAN, REPLACE_ONE, Charge, check_alike
 from .curves import MOST_PARTS, ORDERS, composed_pld, gaussian_mu, rdp_curve
 from .gaussian import check_delta, delta_of, epsilon_of
 
@@ -60,7 +60,8 @@ class Accountant(ABC):
     Raises
     ------
     InvalidParameterError
-        If the accountant does not know the cost of a charge.
+        If the accountant does not know the cost of a charge, or charges are for different
+        neighbours.
     """
 
     name: ClassVar[str]
@@ -82,7 +83,8 @@ class Accountant(ABC):
         Raises
         ------
         InvalidParameterError
-            If the accountant does not know its cost; nothing is added then.
+            If the accountant does not know its cost, or it is for other neighbours than the
+            charges before it; nothing is added then.
         """
         single = self._single(charge)
         self._counts[single] = self._counts.get(single, 0) + charge.count
@@ -139,7 +141,8 @@ class Accountant(ABC):
         Raises
         ------
         InvalidParameterError
-            If the accountant does not know the cost of the charge, or the cap is out of range.
+            If the accountant does not know the cost of the charge, it is for other neighbours than
+            the charges before it, or the cap is out of range.
         """
         check_number("epsilon", epsilon, minimum=math.ulp(0.0))
         check_delta(delta)
@@ -152,6 +155,8 @@ class Accountant(ABC):
     def _single(self, charge: Charge) -> Charge:
         if not self._knows(charge):
             raise InvalidParameterError("charge", charge, f"for '{self.name}' {self.known}")
+        if self._counts:
+            check_alike(next(iter(self._counts)), charge)
         # A ledger is added up for every check: a copy, which is validated, only where one is due.
         return charge if charge.count == 1 else replace(charge, count=1)
 
@@ -185,10 +190,11 @@ class GdpAccountant(Accountant):
 
     Examples
     --------
-    >>> accountant = GdpAccountant([Charge(noise_multiplier=10.0, count=99)])
-    >>> accountant.would_exceed(Charge(noise_multiplier=10.0), epsilon=4.4, delta=1e-5)
+    >>> another = Charge(noise_multiplier=10.0, neighbours="replace_one")
+    >>> accountant = GdpAccountant([another] * 99)
+    >>> accountant.would_exceed(another, epsilon=4.4, delta=1e-5)
     False
-    >>> accountant.compose(Charge(noise_multiplier=10.0))
+    >>> accountant.compose(another)
     >>> round(accountant.epsilon(1e-5), 6)
     4.377178
     """
@@ -252,15 +258,17 @@ class PldAccountant(Accountant):
     tails that are cut off count as an infinite loss. Of delta, 3e-13 and another 1e-15 per release
     with a sample or Laplace noise are set aside for the rounding of the Fourier transforms.
 
-    A check takes milliseconds to seconds. The cap is for noise that was planned in advance.
+    A check takes milliseconds to seconds. Total and cap are for plans that were fixed in advance,
+    noise and number of releases: no filter is proven for privacy loss distributions.
     """
 
     name = "pld"
-    known = "Gaussian or Laplace noise"
+    known = "Gaussian noise, or Laplace noise, without sampling where an element is replaced"
 
     @staticmethod
     def _knows(charge: Charge) -> bool:
-        return True
+        is_proven = charge.sampling == 1 or charge.neighbours != REPLACE_ONE
+        return charge.mechanism == GAUSSIAN or is_proven
 
     def _epsilon(self, releases: Releases, delta: float) -> float:
         return _pld_epsilon(releases, delta)
@@ -309,7 +317,7 @@ def supports(charge: Charge, accountant: str) -> bool:
 
     Examples
     --------
-    >>> supports(Charge(noise_multiplier=1.0, sampling=0.1), "gdp")
+    >>> supports(Charge(noise_multiplier=1.0, neighbours="add_remove", sampling=0.1), "gdp")
     False
     """
     return ACCOUNTANTS[check_choice("accountant", accountant, ACCOUNTANTS)]._knows(charge)
@@ -330,11 +338,13 @@ def spent(charges: Iterable[Charge], *, delta: float, accountant: str = "gdp") -
     Raises
     ------
     InvalidParameterError
-        If a value is out of range, or the accountant does not know the cost of a charge.
+        If a value is out of range, the accountant does not know the cost of a charge, or charges
+        are for different neighbours.
 
     Examples
     --------
-    >>> round(spent([Charge(noise_multiplier=1.0, count=80)], delta=1e-5), 1)
+    >>> charge = Charge(noise_multiplier=1.0, neighbours="replace_one", count=80)
+    >>> round(spent([charge], delta=1e-5), 1)
     77.3
     """
     return new_accountant(accountant, charges).epsilon(delta)
@@ -353,10 +363,9 @@ def fitting(charges: Iterable[Charge]) -> str:
 
     Examples
     --------
-    >>> fitting([Charge(noise_multiplier=1.0)])
-    'gdp'
-    >>> fitting([Charge(noise_multiplier=1.0), Charge(noise_multiplier=1.0, sampling=0.5)])
-    'rdp'
+    >>> charge = Charge(noise_multiplier=1.0, neighbours="add_remove")
+    >>> fitting([charge]), fitting([charge, replace(charge, sampling=0.5)])
+    ('gdp', 'rdp')
     """
     kinds = list(charges)
     unknown = next((charge for charge in kinds if not RdpAccountant._knows(charge)), None)
@@ -375,7 +384,7 @@ def _rounding(releases: Releases) -> float:
 
 
 def _curve(charge: Charge) -> NDArray[np.float64]:
-    return rdp_curve(charge.mechanism, charge.noise_multiplier, charge.sampling)
+    return rdp_curve(charge.mechanism, charge.noise_multiplier, charge.sampling, charge.neighbours)
 
 
 def _divergence(releases: Releases) -> NDArray[np.float64]:

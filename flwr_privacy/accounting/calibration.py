@@ -24,6 +24,7 @@ def noise_multiplier(
     epsilon: float,
     delta: float,
     releases: int,
+    neighbours: str,
     sampling: float = 1.0,
     accountant: str = "gdp",
     beside: tuple[Charge, ...] = (),
@@ -40,13 +41,15 @@ def noise_multiplier(
         The budget: epsilon above 0, delta strictly between 0 and 1.
     releases : int
         Number of releases, at least 1.
+    neighbours : {"add_remove", "replace_one", "zero_out"}
+        Over whose distance the noise multiplier is; without a sample it is the same for all.
     sampling : float, default 1.0
         Rate of the Poisson sample, above 0 and at most 1.
     accountant : {"gdp", "rdp", "pld"}, default "gdp"
         Who adds up. ``gdp`` is a closed form and takes no sample. The others search, which takes
         seconds where there is a sample; an answer is kept for the next time in the same process.
     beside : tuple of Charge, default ()
-        Other releases of the same budget, whose noise is known.
+        Other releases of the same budget, for the same neighbours, whose noise is known.
 
     Raises
     ------
@@ -56,7 +59,7 @@ def noise_multiplier(
 
     Examples
     --------
-    >>> z = noise_multiplier(epsilon=8, delta=1e-3, releases=200)
+    >>> z = noise_multiplier(epsilon=8, delta=1e-3, releases=200, neighbours="replace_one")
     >>> round(z, 4)
     6.7884
     """
@@ -64,7 +67,7 @@ def noise_multiplier(
     check_delta(delta)
     check_integer("releases", releases, minimum=1)
     check_choice("accountant", accountant, ACCOUNTANTS)
-    release = Charge(noise_multiplier=1.0, sampling=sampling, count=releases)
+    release = Charge(noise_multiplier=1.0, neighbours=neighbours, sampling=sampling, count=releases)
     return _least(release, float(epsilon), float(delta), accountant, beside)
 
 

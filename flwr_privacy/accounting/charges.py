@@ -7,9 +7,30 @@ from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
-__all__ = ["GAUSSIAN", "LAPLACE", "Charge"]
+__all__ = [
+    "ADD_REMOVE",
+    "GAUSSIAN",
+    "LAPLACE",
+    "RELATIONS",
+    "REPLACE_ONE",
+    "ZERO_OUT",
+    "Charge",
+    "check_alike",
+]
 
 GAUSSIAN, LAPLACE = "gaussian", "laplace"
+
+ADD_REMOVE, REPLACE_ONE, ZERO_OUT = "add_remove", "replace_one", "zero_out"
+
+RELATIONS = (ADD_REMOVE, REPLACE_ONE, ZERO_OUT)
+"""Which data sets are neighbours of a data set.
+
+Those with one element (record or user) more or less, those in which one element is replaced by any
+other, and those in which one element is replaced by one that contributes nothing. A noise
+multiplier is the noise over the distance of neighbours: where an element contributes a vector of at
+most norm C, that is C, 2C and C.
+"""
+
 _MOST_NOISE = 1e100  # accountants square it
 
 
@@ -21,11 +42,15 @@ class Charge:
     ----------
     noise_multiplier : float
         Standard deviation of Gaussian noise over the L2 sensitivity, or scale of Laplace noise over
-        the L1 sensitivity. Above 0 and at most 1e100.
+        the L1 sensitivity, for these neighbours. Above 0 and at most 1e100.
+    neighbours : {"add_remove", "replace_one", "zero_out"}
+        Which data sets the cost is for, see `RELATIONS`. Whoever makes a charge says it.
     mechanism : {"gaussian", "laplace"}, default "gaussian"
         Kind of noise.
     sampling : float, default 1.0
         Rate of a Poisson sample of what is protected, hidden from the adversary; 1: no sample.
+        For the neighbours ``replace_one`` an element that is in the sample moves the result by at
+        most half the sensitivity, so that two elements move it apart by all of it.
     gap : float, default 0.0
         Epsilon by which noise on a grid may differ from the mechanism on the real line, at most
         (`flwr_privacy.privacy.noise.discretisation_gap`).
@@ -39,17 +64,20 @@ class Charge:
 
     Examples
     --------
-    >>> Charge.from_dict(Charge(noise_multiplier=2.0).to_dict())
-    Charge(noise_multiplier=2.0, mechanism='gaussian', sampling=1.0, gap=0.0, count=1)
+    >>> Charge.from_dict(Charge(noise_multiplier=2.0, neighbours="replace_one").to_dict())
+    Charge(noise_multiplier=2.0, neighbours='replace_one', mechanism='gaussian', sampling=1.0, \
+gap=0.0, count=1)
     """
 
     noise_multiplier: float
+    neighbours: str
     mechanism: str = GAUSSIAN
     sampling: float = 1.0
     gap: float = 0.0
     count: int = 1
 
     def __post_init__(self) -> None:
+        check_choice("neighbours", self.neighbours, RELATIONS)
         check_choice("mechanism", self.mechanism, (GAUSSIAN, LAPLACE))
         check_number(
             "noise_multiplier", self.noise_multiplier, minimum=math.ulp(0.0), maximum=_MOST_NOISE
@@ -75,3 +103,20 @@ class Charge:
         if sorted(values) != sorted(names):
             raise InvalidParameterError("charge", sorted(values), f"the entries {names}")
         return cls(**values)
+
+
+def check_alike(one: Charge, other: Charge) -> None:
+    """Refuse to add up charges for different neighbours.
+
+    Raises
+    ------
+    InvalidParameterError
+        If they are.
+    """
+    if one.neighbours != other.neighbours:
+        raise InvalidParameterError(
+            "neighbours",
+            other.neighbours,
+            f"'{one.neighbours}', as of the charges before it: costs for different neighbours are "
+            "not added up",
+        )

@@ -1,20 +1,25 @@
 """Computes one release's cost: Rényi divergence by order, or privacy loss distribution.
 
-Both come from dp-accounting, take it a tenth of a second to some seconds, and are kept here for the
-next release of the same kind.
+Both come from dp-accounting, but for the divergence of a replaced element in a sample. They take a
+tenth of a second to some seconds, and are kept here for the next release of the same kind.
+
+An element that is added, removed or zeroed out costs the same: the release with it and the one
+without it are the same two. With a sample a replaced element costs something else
+(`flwr_privacy.accounting.neighbours`).
 """
 
 import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .charges import GAUSSIAN, LAPLACE, Charge
+from .charges import GAUSSIAN, LAPLACE, REPLACE_ONE, Charge
 
 __all__ = ["MOST_PARTS", "ORDERS", "composed_pld", "gaussian_mu", "rdp_curve"]
 
@@ -31,21 +36,27 @@ MOST_PARTS = 256
 _LEAST_NOISE = 1e-6  # with less of it, a cost is infinite here: float64 would overflow
 _LEAST_ON_GRID = 0.02  # the same for a curve on a grid, which would take a node a minute
 _FINEST = 1e-4  # of the grids for the privacy loss; the coarsest is 1
-_POINTS_OF_ALL, _POINTS_OF_ONE, _POINTS_OF_PART = 2**22, 2**20, 2**16
+_POINTS_OF_ALL, _POINTS_OF_ONE, _POINTS_OF_PART = 2**22, 2**16, 2**16
 _SIGMAS = 10  # the normal law ends there for all practical purposes
 
 
 @lru_cache(maxsize=2**12)
-def rdp_curve(mechanism: str, noise_multiplier: float, sampling: float) -> NDArray[np.float64]:
+def rdp_curve(
+    mechanism: str, noise_multiplier: float, sampling: float, neighbours: str
+) -> NDArray[np.float64]:
     """Return the Rényi divergence of one release at each of `ORDERS`, or an upper bound.
 
     Parameters
     ----------
-    mechanism, noise_multiplier, sampling
+    mechanism, noise_multiplier, sampling, neighbours
         As in `Charge`; Laplace noise without sampling only.
     """
     if noise_multiplier < _LEAST_NOISE:
         return np.full(ORDERS.shape, np.inf)
+    if sampling < 1 and neighbours == REPLACE_ONE:
+        from .replaced import replaced_divergence  # late: few nodes sample
+
+        return _bounding(replaced_divergence(ORDERS, noise_multiplier, sampling))
     # It takes a second to import, and who needs Gaussian DP only does without.
     from dp_accounting import (
         GaussianDpEvent,
@@ -58,7 +69,11 @@ def rdp_curve(mechanism: str, noise_multiplier: float, sampling: float) -> NDArr
     accountant = RdpAccountant(ORDERS)
     with _without_warnings():
         accountant.compose(PoissonSampledDpEvent(sampling, event) if sampling < 1 else event)
-    curve = np.where(np.isnan(accountant.rdp), np.inf, accountant.rdp)
+    return _bounding(np.where(np.isnan(accountant.rdp), np.inf, accountant.rdp))
+
+
+def _bounding(curve: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a curve that is nowhere below the divergence, for what float64 made of it."""
     # A divergence does not fall as its order grows: where the series for a broken order was given
     # up (infinite) or is rough, the next whole order is a better bound.
     curve = np.minimum.accumulate(curve[::-1])[::-1]
@@ -99,7 +114,7 @@ def composed_pld(releases: tuple[tuple[Charge, int], ...]) -> Any:
         return None
     plain = tuple(entry for entry in releases if _is_plain(entry[0]))
     parts = [
-        _self_composed(charge.mechanism, charge.noise_multiplier, charge.sampling, n, interval)
+        _self_composed(replace(charge, gap=0.0), n, interval)
         for charge, n in releases
         if not _is_plain(charge)
     ]
@@ -109,7 +124,8 @@ def composed_pld(releases: tuple[tuple[Charge, int], ...]) -> Any:
         mu = gaussian_mu(plain)
         points = 2 * _SIGMAS * mu / interval
         count = min(MOST_PARTS, math.ceil((points / _POINTS_OF_PART) ** 2))
-        parts.append(_self_composed(GAUSSIAN, math.sqrt(count) / mu, 1.0, count, interval))
+        equal = replace(plain[0][0], noise_multiplier=math.sqrt(count) / mu, gap=0.0)
+        parts.append(_self_composed(equal, count, interval))
     return reduce(lambda one, other: one.compose(other), parts)
 
 
@@ -124,23 +140,34 @@ def _interval(releases: tuple[tuple[Charge, int], ...]) -> float:
     for charge, _ in releases:
         if charge.sampling < 1:
             precision = 1 / charge.noise_multiplier
-            needed = max(needed, precision * (_SIGMAS + precision / 2) / _POINTS_OF_ONE)
+            # No loss is larger: of Laplace noise at all, of Gaussian noise practically.
+            laplace = charge.mechanism == LAPLACE
+            largest = precision if laplace else precision * (_SIGMAS + precision / 2)
+            needed = max(needed, largest / _POINTS_OF_ONE)
     # Powers of two of the finest, so that another release seldom needs another grid.
     doublings = max(0.0, math.log2(needed) - math.log2(_FINEST)) if needed > 0 else 0.0
     return math.inf if math.isinf(doublings) else _FINEST * 2.0 ** math.ceil(doublings)
 
 
 @lru_cache(maxsize=16)
-def _self_composed(
-    mechanism: str, noise_multiplier: float, sampling: float, count: int, interval: float
-) -> Any:
-    single = _single(mechanism, noise_multiplier, sampling, interval)
+def _self_composed(charge: Charge, count: int, interval: float) -> Any:
+    single = _single(charge, interval)
     return single.self_compose(count) if count > 1 else single
 
 
 @lru_cache(maxsize=16)
-def _single(mechanism: str, noise_multiplier: float, sampling: float, interval: float) -> Any:
+def _single(charge: Charge, interval: float) -> Any:
+    from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    make = pld.from_laplace_mechanism if mechanism == LAPLACE else pld.from_gaussian_mechanism
-    return make(noise_multiplier, value_discretization_interval=interval, sampling_prob=sampling)
+    noise, options = (
+        charge.noise_multiplier,
+        {"value_discretization_interval": interval, "sampling_prob": charge.sampling},
+    )
+    if charge.mechanism == LAPLACE:
+        return pld.from_laplace_mechanism(noise, **options)
+    if charge.sampling < 1 and charge.neighbours == REPLACE_ONE:
+        # Its noise is over what one element can add, which is half of what two are apart.
+        relation = NeighboringRelation.REPLACE_ONE
+        return pld.from_gaussian_mechanism(2 * noise, neighboring_relation=relation, **options)
+    return pld.from_gaussian_mechanism(noise, **options)

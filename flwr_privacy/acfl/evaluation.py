@@ -28,8 +28,8 @@ class LinearEvaluation(EvaluationTerms):
 
     Parameters
     ----------
-    unit, accuracy, loss_cap, noise_multiplier, epsilon, delta, gap, grid, parties, by_server,
-    labels, secret_records
+    unit, neighbours, accuracy, loss_cap, noise_multiplier, epsilon, delta, gap, grid, parties,
+    by_server, labels
         As of `EvaluationTerms`; the unit is a record, and the number of records a secret. A loss
         may be released: the cap is that of the loss of one record.
     feature_map : str

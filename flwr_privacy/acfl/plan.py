@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.accounting import spent
+from flwr_privacy.accounting import ADD_REMOVE, spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_flag, check_number
 from flwr_privacy.evaluation import PrivateEvaluation
@@ -171,7 +171,7 @@ class ACFLPlan:
     >>> plan = ACFLPlan(options=options, features=10, labels=2, rounds=20)
     >>> setup = plan.setup_terms(parties=0).charge()
     >>> rounds = plan.gradient_terms(np.zeros((10, 2)), parties=0).charge()
-    >>> from flwr_privacy.accounting import spent
+    >>> from flwr_privacy.accounting import ADD_REMOVE, spent
     >>> round(spent([setup, *[rounds] * 20], delta=1e-5), 2)
     8.0
     """
@@ -269,6 +269,7 @@ class ACFLPlan:
         epsilon, delta = self.options.privacy.budget
         terms = LinearEvaluation(
             unit="record",
+            neighbours=ADD_REMOVE,
             **asked_for(evaluation),
             noise_multiplier=math.sqrt(self.evaluations / evaluation.share) / self._mu,
             epsilon=float(epsilon),
@@ -276,7 +277,6 @@ class ACFLPlan:
             gap=self._set_aside / self._releases,
             grid=COUNTS_GRID,
             parties=parties,
-            secret_records=True,
             feature_map=self.options.data.feature_map,
         )
         return on_coarsest_grid(terms)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from flwr_privacy.accounting import Charge
+from flwr_privacy.accounting import ADD_REMOVE, Charge
 from flwr_privacy.accounting.gaussian import check_delta
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, summed_gap
@@ -237,7 +237,7 @@ class SetupTerms(DataTerms):
             return None
         features, labels = self.sensitivities()
         mu = math.hypot(features / self.sigma_features, labels / self.sigma_labels)
-        return Charge(noise_multiplier=1 / mu, gap=self.gap)
+        return Charge(noise_multiplier=1 / mu, neighbours=ADD_REMOVE, gap=self.gap)
 
     def reach(self) -> float:
         """Return up to which value the grid must have codes."""
@@ -372,7 +372,7 @@ class GradientTerms(DataTerms):
         """Return the charge of the answer for a record added or removed; None without noise."""
         if self.noise != RECORD:
             return None
-        return Charge(noise_multiplier=self.noise_multiplier, gap=self.gap)
+        return Charge(noise_multiplier=self.noise_multiplier, neighbours=ADD_REMOVE, gap=self.gap)
 
     def reach(self) -> float:
         """Return up to which value the grid must have codes."""

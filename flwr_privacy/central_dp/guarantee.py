@@ -1,13 +1,28 @@
 """States the guarantee of central differential privacy in each of its four modes."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
+from flwr_privacy.accounting import (
+    ADD_REMOVE,
+    REPLACE_ONE,
+    ZERO_OUT,
+    as_replaced,
+    fitting,
+    spent,
+)
 from flwr_privacy.privacy.guarantee import Guarantee
 
 from .plan import CentralDPNoisePlan
 from .sensitivity import DISTRIBUTED, amplified
 
 __all__ = ["Quorum", "guarantee_of"]
+
+_NEIGHBOURS = {
+    ADD_REMOVE: "one client is there or not",
+    REPLACE_ONE: "the data of one client are replaced by any other",
+    ZERO_OUT: "the contribution of one client to the sums is zero",
+}
 
 Quorum = tuple[int, int, int]
 """Clients of a cohort, least number of them in a sum that is opened, and colluders."""
@@ -50,6 +65,8 @@ def guarantee_of(
         "whether and when a client fails or declines",
         "what the user's own code sends elsewhere, and timing",
     ]
+    if plan.relation == ZERO_OUT:
+        not_protected.append(_beyond_zero(plan))
     if kept_back:
         not_protected.append(f"(not uploaded at all: {', '.join(kept_back)})")
     if plan.noise == DISTRIBUTED:
@@ -80,11 +97,7 @@ def guarantee_of(
         scheme="central-dp",
         protects="all data of a client",
         adversary=adversary,
-        neighbours=(
-            "one client is there or not"
-            if secret
-            else "the data of one client are replaced by any other"
-        ),
+        neighbours=_NEIGHBOURS[plan.relation],
         epsilon=plan.epsilon,
         delta=plan.delta,
         not_protected=tuple(not_protected),
@@ -95,4 +108,14 @@ def guarantee_of(
             "tests of the accountants against closed formulas and against each other",
         ),
         void=void if insecure else "",
+    )
+
+
+def _beyond_zero(plan: CentralDPNoisePlan) -> str:
+    """Return what the rounds cost where data are replaced, and not only zeroed out."""
+    charge = as_replaced(replace(plan.charge(), count=plan.releases))
+    epsilon = spent([charge], delta=plan.delta, accountant=fitting([charge]))
+    return (
+        "a client whose data are replaced by any other, beyond what half the noise multiplier is "
+        f"worth: epsilon {epsilon:.4g} for all rounds"
     )

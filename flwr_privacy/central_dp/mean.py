@@ -146,8 +146,8 @@ class CentralMean(EvenMean):
     Examples
     --------
     >>> terms = CentralDPTerms(
-    ...     noise="server", sampling="fixed", noise_multiplier=8.0, count_share=0.5,
-    ...     epsilon=8.0, delta=1e-5, gap=1e-3, clipping_norm=1.0, grid=-10,
+    ...     noise="server", sampling="fixed", neighbours="replace_one", noise_multiplier=8.0,
+    ...     count_share=0.5, epsilon=8.0, delta=1e-5, gap=1e-3, clipping_norm=1.0, grid=-10,
     ... )
     >>> mean = CentralMean({"w": np.zeros(2)}, terms)
     >>> codes = {"w": np.array([600, 0]), COUNT_NAME: np.array([2**16])}

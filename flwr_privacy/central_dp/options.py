@@ -8,7 +8,7 @@ from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
 
 from .plan import CentralDPNoisePlan
-from .sensitivity import DISTRIBUTED, SERVER, sensitivity
+from .sensitivity import DISTRIBUTED, SERVER, relation, sensitivity
 
 __all__ = ["AdaptiveClipping", "CentralNoise", "DistributedNoise", "ServerNoise"]
 
@@ -53,12 +53,14 @@ class CentralNoise:
     delta: float = 1e-5
     clipping_norm: float = 1.0
     sampling: Literal["fixed", "poisson"] = "fixed"
+    neighbours: Literal["add_remove", "replace_one", "zero_out"] | None = None
     grid_bits: int | None = None
 
     def __post_init__(self) -> None:
         if self.grid_bits is not None:
             check_integer("grid_bits", self.grid_bits, minimum=1, maximum=30)
-        sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)  # or refuses it
+        neighbours = relation(self.neighbours, noise=self.noise, sampling=self.sampling)
+        sensitivity(self.clipping_norm, neighbours=neighbours)  # or refuses it
         self.plan(None, rounds=1, q=1.0)  # or refuses the budget
 
     def plan(
@@ -78,6 +80,7 @@ class CentralNoise:
             delta=self.delta,
             rounds=rounds,
             q=q,
+            neighbours=self.neighbours,
             count_share=0.0 if clipping is None else clipping.count_share,
             evaluation_share=evaluation_share,
             evaluations=evaluations,
@@ -99,6 +102,11 @@ class DistributedNoise(CentralNoise):
         Whether a cohort has a fixed number of clients, or as many as are drawn when each is drawn
         by itself, with that number in expectation. Only a trusted server can draw in secret, and
         only that makes the noise less.
+    neighbours : {"replace_one", "zero_out"}, optional
+        What a client's data are compared with: with any other data (the default), or, by name only,
+        with a contribution of zero. The latter takes half the noise and says half as much; it is
+        there for comparison with libraries that count so. A deployed node answers it only if its
+        policy lists ``zero_out`` among its ``neighbours``.
     grid_bits : int, optional
         The grid has at least ``2**grid_bits`` steps up to the clipping norm; by default 18, or as
         many as leave room in 31 bits for twelve standard deviations of a share.
@@ -125,6 +133,9 @@ class ServerNoise(CentralNoise):
     ----------
     epsilon, delta, clipping_norm, sampling, grid_bits
         As in `DistributedNoise`.
+    neighbours : {"replace_one", "add_remove", "zero_out"}, optional
+        As in `DistributedNoise`; with Poisson samples, which are secret here, the default is
+        ``add_remove``, and replaced data have no guarantee of their own.
     insecure_seed : int, optional
         Seed of the server's noise and samples, for tests: nothing is protected then.
 

@@ -13,7 +13,7 @@ from flwr_privacy.udp import participations
 from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.udp.schedule import set_aside
 
-from .sensitivity import amplified, sensitivity
+from .sensitivity import amplified, relation, sensitivity
 from .terms import SHARE_REACH, CentralDPTerms
 
 __all__ = ["CentralDPNoisePlan"]
@@ -38,11 +38,13 @@ class CentralDPNoisePlan:
         Rounds planned.
     q : float
         Fraction of the clients that is asked in a round; for ``poisson`` the probability of each.
+    neighbours : {"add_remove", "replace_one", "zero_out"}, optional
+        Which data sets are neighbours; by default as in the table below.
     count_share : float, default 0.0
         Share of a round's budget that goes to the count of updates within the norm, where clipping
         is adaptive: see `split`. With 0 clipping is fixed. The standard error that noise adds to
-        the fraction below is ``count_noise_multiplier * s / (2 n)``, s being 1 for secret Poisson
-        samples and 2 otherwise; Andrew et al. take 0.05, which for n = 100 is
+        the fraction below is ``count_noise_multiplier * s / (2 n)``, s being 2 for the neighbours
+        ``replace_one`` and 1 otherwise; Andrew et al. take 0.05, which for n = 100 is
         ``count_noise_multiplier = 10`` or 5.
     evaluation_share : float, default 0.0
         Share of the budget for evaluations; at least 0 and below 1.
@@ -69,6 +71,12 @@ class CentralDPNoisePlan:
                           and neither a message nor    less                round, with the sample
                           who takes part
     ===========  =======  ===========================  ==================  ======================
+
+    With ``neighbours="zero_out"`` the neighbours are, in all modes, data sets in which the update
+    of one client is zero: the sensitivity is C where it is 2C for replaced data. That relation is
+    of Kairouz et al., *Practical and private (deep) learning without sampling or shuffling*, ICML
+    2021; libraries such as jax_privacy count by it. For replaced data the same noise is worth half
+    its multiplier (`flwr_privacy.accounting.as_replaced`), which the guarantee says in numbers.
 
     Covered: the sums of all rounds and what is made of them, with ``distributed`` the count of
     trainings that failed too (`flwr_privacy.privacy.failures`: it adds nothing to the sensitivity);
@@ -106,16 +114,23 @@ class CentralDPNoisePlan:
     delta: float
     rounds: int
     q: float
+    neighbours: str | None = None
     count_share: float = 0.0
     evaluation_share: float = 0.0
     evaluations: int = 0
 
     def __post_init__(self) -> None:
-        amplified(self.noise, self.sampling)
+        found = relation(self.neighbours, noise=self.noise, sampling=self.sampling)
+        object.__setattr__(self, "neighbours", found)
         check_budget(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
         check_number("count_share", self.count_share, minimum=0, maximum=LARGEST_SHARE)
         check_number("evaluation_share", self.evaluation_share, minimum=0, maximum=LARGEST_SHARE)
         check_integer("evaluations", self.evaluations, minimum=1 if self.evaluation_share else 0)
+
+    @property
+    def relation(self) -> str:
+        """Which data sets are neighbours."""
+        return relation(self.neighbours, noise=self.noise, sampling=self.sampling)
 
     @property
     def sampling_rate(self) -> float:
@@ -145,7 +160,12 @@ class CentralDPNoisePlan:
             return z() / math.sqrt(1 - self.evaluation_share)
         beside: tuple[Charge, ...] = ()
         if self.evaluations:
-            beside = (Charge(noise_multiplier=self.evaluation_multiplier, count=self.evaluations),)
+            evaluation = Charge(
+                noise_multiplier=self.evaluation_multiplier,
+                neighbours=self.relation,
+                count=self.evaluations,
+            )
+            beside = (evaluation,)
         return z(sampling=self.sampling_rate, accountant="rdp", beside=beside)
 
     @property
@@ -176,7 +196,10 @@ class CentralDPNoisePlan:
     def charge(self) -> Charge:
         """Return what a round costs a client."""
         return Charge(
-            noise_multiplier=self.noise_multiplier, sampling=self.sampling_rate, gap=self.gap
+            noise_multiplier=self.noise_multiplier,
+            neighbours=self.relation,
+            sampling=self.sampling_rate,
+            gap=self.gap,
         )
 
     def terms(
@@ -202,13 +225,13 @@ class CentralDPNoisePlan:
             Arrays of which nothing is released, beside those that a client keeps back anyway.
         """
         if grid_bits is None:
-            mode = {"noise": self.noise, "sampling": self.sampling}
-            spread = self.update_noise_multiplier * sensitivity(1.0, **mode)
+            spread = self.update_noise_multiplier * sensitivity(1.0, neighbours=self.relation)
             reach = 1 + SHARE_REACH * spread / math.sqrt(parties)
             grid_bits = max(1, min(_GRID_BITS, math.floor(math.log2(CODE_LIMIT / reach)) - 1))
         return CentralDPTerms(
             noise=self.noise,
             sampling=self.sampling,
+            neighbours=self.relation,
             sampling_rate=float(self.sampling_rate),
             noise_multiplier=self.noise_multiplier,
             count_share=float(self.count_share),
@@ -226,6 +249,7 @@ class CentralDPNoisePlan:
         """`noise_multiplier` for the budget without what is set aside for the grid."""
         return partial(
             noise_multiplier,
+            neighbours=self.relation,
             epsilon=self.epsilon - self._set_aside,
             delta=self.delta * math.exp(-self._set_aside),
         )

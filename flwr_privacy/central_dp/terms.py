@@ -24,7 +24,7 @@ from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.wire.arrays import Arrays
 
-from .sensitivity import DISTRIBUTED, SERVER, amplified, sensitivity
+from .sensitivity import DISTRIBUTED, SERVER, amplified, relation, sensitivity
 
 __all__ = ["SHARE_REACH", "CentralDPTerms"]
 
@@ -42,6 +42,8 @@ class CentralDPTerms:
         Who adds the noise.
     sampling : {"fixed", "poisson"}
         How the cohort is drawn.
+    neighbours : {"add_remove", "replace_one", "zero_out"}
+        Which data sets the charge is for; those that `relation` allows.
     sampling_rate : float, default 1.0
         Rate of the sample that amplifies; below 1 for secret Poisson samples only.
     noise_multiplier : float
@@ -74,6 +76,7 @@ class CentralDPTerms:
 
     noise: str
     sampling: str
+    neighbours: str
     sampling_rate: float = 1.0
     noise_multiplier: float
     count_share: float = 0.0
@@ -96,7 +99,8 @@ class CentralDPTerms:
         split(self.noise_multiplier, self.count_share)
         check_budget(epsilon=self.epsilon, delta=self.delta)
         check_number("gap", self.gap, minimum=0)
-        sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)
+        relation(self.neighbours, noise=self.noise, sampling=self.sampling)
+        sensitivity(self.clipping_norm, neighbours=self.neighbours)
         CodeGrid(self.grid)
         check_integer("parties", self.parties, minimum=1, maximum=MOST_PARTIES)
         if self.noise == SERVER and self.parties != 1:
@@ -109,7 +113,10 @@ class CentralDPTerms:
         accounts for it, as a client's ledger would have too few entries.
         """
         return Charge(
-            noise_multiplier=self.noise_multiplier, sampling=self.sampling_rate, gap=self.gap
+            noise_multiplier=self.noise_multiplier,
+            neighbours=self.neighbours,
+            sampling=self.sampling_rate,
+            gap=self.gap,
         )
 
     def share_sigmas(self) -> tuple[float, float | None]:
@@ -124,14 +131,14 @@ class CentralDPTerms:
         """
         _, count = split(self.noise_multiplier, self.count_share)
         if count is not None:
-            count *= sensitivity(1.0, sampling=self.sampling, noise=self.noise)
+            count *= sensitivity(1.0, neighbours=self.neighbours)
             count = share_sigma(count, self.parties)
         return share_sigma(self.sigma(), self.parties), count
 
     def sigma(self) -> float:
         """Return the charged standard deviation of the summed updates, in units of the weights."""
         update, _ = split(self.noise_multiplier, self.count_share)
-        return update * sensitivity(self.clipping_norm, sampling=self.sampling, noise=self.noise)
+        return update * sensitivity(self.clipping_norm, neighbours=self.neighbours)
 
     @property
     def failed_code(self) -> int:

@@ -26,13 +26,13 @@ def planned_terms(
     option: PrivateEvaluation,
     *,
     unit: str,
+    neighbours: str,
     noise_multiplier: float,
     epsilon: float,
     delta: float,
     gap: float,
     parties: int = 0,
     by_server: bool = False,
-    secret_records: bool = False,
 ) -> EvaluationTerms:
     """Return the terms of an evaluation, on the coarsest grid that its noise allows.
 
@@ -40,7 +40,7 @@ def planned_terms(
     ----------
     option : PrivateEvaluation
         What the user chose.
-    unit, noise_multiplier, epsilon, delta, gap, parties, by_server, secret_records
+    unit, neighbours, noise_multiplier, epsilon, delta, gap, parties, by_server
         As of `EvaluationTerms`.
 
     Raises
@@ -50,6 +50,7 @@ def planned_terms(
     """
     terms = EvaluationTerms(
         unit=unit,
+        neighbours=neighbours,
         **asked_for(option),
         noise_multiplier=noise_multiplier,
         epsilon=epsilon,
@@ -58,7 +59,6 @@ def planned_terms(
         grid=COUNTS_GRID,
         parties=parties,
         by_server=by_server,
-        secret_records=secret_records,
     )
     return on_coarsest_grid(terms)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.accounting import Charge
+from flwr_privacy.accounting import ADD_REMOVE, RELATIONS, REPLACE_ONE, Charge
 from flwr_privacy.accounting.gaussian import check_delta
 from flwr_privacy.errors import (
     InvalidParameterError,
@@ -63,6 +63,9 @@ class EvaluationTerms(Mechanism):
     ----------
     unit : {"record", "user"}
         What is protected.
+    neighbours : {"add_remove", "replace_one", "zero_out"}
+        Which data sets are neighbours, as in the training; at record level ``replace_one``, or
+        ``add_remove`` where the number of records is protected too.
     accuracy : str
         Name of the metric that the app's evaluation returns; at record level one of
         `flwr_privacy.evaluation.caps.ACCURACIES`.
@@ -82,8 +85,6 @@ class EvaluationTerms(Mechanism):
         Whether a trusted server adds the noise to the sum, and clients add none.
     labels : int, default 0
         Number of labels of a histogram; 0 if there is none.
-    secret_records : bool, default False
-        Whether the number of records is protected too. At record level only.
 
     Raises
     ------
@@ -94,8 +95,9 @@ class EvaluationTerms(Mechanism):
     ---------
     Adversary: whoever sees the answer (with `parties`, the sum; with `by_server`, what the server
     publishes of it). Neighbours: at user level any two data sets of one client, or a client that is
-    there or not; at record level data of equal size that differ in one record or, with
-    `secret_records`, data of which one has one record more.
+    there or not, or one whose data are zeroed out, all at the same distance; at record level data
+    of equal size that differ in one record or, with `neighbours` ``add_remove``, data of which one
+    has one record more.
 
     User level. An answer is the vector (p, a - 1/2), or (p, a - 1/2, l - 1/2), where a is the
     accuracy clipped to [0, 1], l the mean loss clipped to [0, `loss_cap`] over the cap, and p is
@@ -130,6 +132,7 @@ class EvaluationTerms(Mechanism):
     """
 
     unit: str
+    neighbours: str
     accuracy: str
     loss_cap: float = 0.0
     noise_multiplier: float
@@ -140,10 +143,11 @@ class EvaluationTerms(Mechanism):
     parties: int = 0
     by_server: bool = False
     labels: int = 0
-    secret_records: bool = False
 
     def __post_init__(self) -> None:
         check_choice("unit", self.unit, (_RECORD, _USER))
+        relations = (ADD_REMOVE, REPLACE_ONE) if self.unit == _RECORD else RELATIONS
+        check_choice("neighbours", self.neighbours, relations)
         check_number("loss_cap", self.loss_cap, minimum=0, maximum=LARGEST_CAP)
         if self.unit == _RECORD:
             check_choice("accuracy", self.accuracy, ACCURACIES)
@@ -160,13 +164,15 @@ class EvaluationTerms(Mechanism):
             # The code of a count would move by a whole step where the count moves by one.
             raise InvalidParameterError("grid", self.grid, f"at most {COUNTS_GRID}: counts")
         check_integer("labels", self.labels, minimum=0, maximum=MOST_LABELS)
-        check_flag("secret_records", self.secret_records)
-        if self.secret_records and self.unit != _RECORD:
-            raise InvalidParameterError("secret_records", True, "false: the unit is not 'record'")
         check_integer("parties", self.parties, minimum=0)
         check_flag("by_server", self.by_server)
         if self.parties and self.by_server:
             raise InvalidParameterError("parties", self.parties, "0: the server adds the noise")
+
+    @property
+    def secret_records(self) -> bool:
+        """Whether the number of records is protected too."""
+        return self.unit == _RECORD and self.neighbours == ADD_REMOVE
 
     @property
     def losses_of_records(self) -> bool:
@@ -208,7 +214,9 @@ class EvaluationTerms(Mechanism):
 
     def charge(self) -> Charge:
         """Return the charge of one evaluation."""
-        return Charge(noise_multiplier=self.noise_multiplier, gap=self.gap)
+        return Charge(
+            noise_multiplier=self.noise_multiplier, neighbours=self.neighbours, gap=self.gap
+        )
 
     def sigma(self) -> float:
         """Return the standard deviation of the noise that is charged for, on each entry."""

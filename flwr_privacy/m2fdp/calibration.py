@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from flwr_privacy.accounting import Charge, new_accountant, noise_multiplier, spent
+from flwr_privacy.accounting import ADD_REMOVE, Charge, new_accountant, noise_multiplier, spent
 from flwr_privacy.accounting.gaussian import check_delta, mu_of
 from flwr_privacy.accounting.roots import root
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
@@ -164,6 +164,7 @@ def _least(
             epsilon=epsilon,
             delta=delta,
             releases=releases,
+            neighbours=ADD_REMOVE,
             sampling=sampling,
             accountant=accountant,
             beside=beside,
@@ -173,7 +174,10 @@ def _least(
         return equal(counts[0][0])
 
     def charges(z: float) -> list[Charge]:
-        return [Charge(noise_multiplier=z, sampling=q, count=count) for q, count in counts]
+        return [
+            Charge(noise_multiplier=z, neighbours=ADD_REMOVE, sampling=q, count=count)
+            for q, count in counts
+        ]
 
     def fits(z: float) -> bool:
         *before, last = *charges(z), *beside

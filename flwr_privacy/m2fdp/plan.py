@@ -24,7 +24,7 @@ from .paper_noise import sigma
 from .schedule import EventSchedule, Segment
 from .sensitivity import largest_weights, sensitivity_worst_case
 from .terms import RECORD, VALUE_RANGE, any_batch
-from .zone_average import GAP, NOISE_REACH, release_charge
+from .zone_average import GAP, NEIGHBOURS, NOISE_REACH, release_charge
 
 __all__ = [
     "STEP_RULES",
@@ -133,6 +133,8 @@ class ZoneRelease:
 
     Parameters
     ----------
+    unit : {"user", "record"}
+        What is protected.
     steps : int
         Local steps that it is about.
     multiplier : float
@@ -145,6 +147,7 @@ class ZoneRelease:
         The finest grid that holds the codes and the noise of all releases of a round at this tier.
     """
 
+    unit: str
     steps: int
     multiplier: float
     sampling: float
@@ -153,7 +156,7 @@ class ZoneRelease:
 
     def charge(self) -> Charge | None:
         """Return the charge of a device; None without noise."""
-        return release_charge(self.multiplier, self.sampling)
+        return release_charge(self.multiplier, self.sampling, unit=self.unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,6 +329,7 @@ class M2FDPRoundPlan:
             grid = CodeGrid.holding(self.bound(steps) + NOISE_REACH * multiplier * worst)
         record = isinstance(self.privacy, RecordNoise)
         return ZoneRelease(
+            unit=self.privacy.unit,
             steps=steps,
             multiplier=multiplier,
             sampling=any_batch(self.privacy.rate, steps) if record else 1.0,
@@ -358,7 +362,12 @@ class M2FDPRoundPlan:
             beside: tuple[Charge, ...] = ()
             if evaluation is not None:
                 z = self.evaluation_multiplier
-                beside = (Charge(noise_multiplier=z, count=self.evaluations),)
+                charge = Charge(
+                    noise_multiplier=z,
+                    neighbours=NEIGHBOURS[privacy.unit],
+                    count=self.evaluations,
+                )
+                beside = (charge,)
             return record_multiplier(
                 epsilon=budget,
                 delta=delta,
@@ -392,6 +401,7 @@ class M2FDPRoundPlan:
             epsilon=budget,
             delta=delta,
             releases=self.evaluations,
+            neighbours=NEIGHBOURS[self.privacy.unit],
             # By the accountant that adds it to the trainings.
             accountant="rdp" if self.privacy.unit == RECORD and self.privacy.rate < 1 else "gdp",
         )
@@ -412,11 +422,11 @@ class M2FDPRoundPlan:
         return planned_terms(
             self.evaluation,
             unit=self.privacy.unit,
+            neighbours=NEIGHBOURS[self.privacy.unit],
             noise_multiplier=self.evaluation_multiplier,
             epsilon=float(self.privacy.epsilon),
             delta=float(self.privacy.delta),
             gap=GAP,
-            secret_records=self.privacy.unit == RECORD,
         )
 
     def edge_sigma(self, node: str) -> float:

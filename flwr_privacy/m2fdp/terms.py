@@ -8,6 +8,7 @@ from flwr_privacy.pipeline.mechanism import ReleasePlan
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.privacy.policy import UNITS
 from flwr_privacy.wire.identity import check_client_id
+from flwr_privacy.wire.message import TRAIN
 
 from .sensitivity import DRIFTS, Drift
 from .zone_average import release_charge
@@ -21,6 +22,7 @@ __all__ = [
     "NOISED",
     "RECORD",
     "SCHEME",
+    "SEALED_FOR",
     "UP",
     "VALUE_RANGE",
     "Delivery",
@@ -31,6 +33,9 @@ __all__ = [
 
 SCHEME = "m2fdp"
 """Name of the scheme."""
+
+SEALED_FOR = "sealed for "
+"""Begins the phase under which a device is charged for what its parent adds noise to."""
 
 AGGREGATE, DELIVER = "aggregate", "deliver"
 """Phases in which an aggregator averages what its children sealed, and passes a model on."""
@@ -145,7 +150,7 @@ class _Released:
 
     def charge(self) -> Charge | None:
         """Return a device's charge for the release; None if there is no noise to account for."""
-        return release_charge(self.noise_multiplier, self.sampling)
+        return release_charge(self.noise_multiplier, self.sampling, unit=self.unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +221,21 @@ class M2FDPTerms(_Released):
         if self.unit != RECORD and (self.sampling, self.sampling_rate) != (1.0, 1.0):
             allowed = "1, as sampling_rate: nothing is sampled where unit = 'user'"
             raise InvalidParameterError("sampling", self.sampling, allowed)
+
+    @property
+    def hides(self) -> bool:
+        """Whether the answer is sealed for a parent that adds the noise."""
+        return self.sealed and bool(self.noise_multiplier) and not self.noised
+
+    @property
+    def way(self) -> str:
+        """Where the answer goes, as the ledger calls it: what goes to two places is released twice.
+
+        Within its round the release is named by this and by its period.
+        """
+        if self.hides:
+            return f"{SEALED_FOR}{self.parent}"
+        return TRAIN if self.noised or not self.noise_multiplier else "in the open"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.accounting import Charge
+from flwr_privacy.accounting import ADD_REMOVE, REPLACE_ONE, Charge
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.grid import CodeGrid, saturated
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
@@ -23,6 +23,7 @@ from .sensitivity import Drift, Reach
 
 __all__ = [
     "GAP",
+    "NEIGHBOURS",
     "NOISE_REACH",
     "Codes",
     "Upload",
@@ -35,6 +36,9 @@ __all__ = [
 
 GAP = 1e-9
 """Epsilon set aside per release for noise that lives on a grid."""
+
+NEIGHBOURS = {"user": REPLACE_ONE, "record": ADD_REMOVE}
+"""Which data sets are neighbours, by the unit that is protected."""
 
 NOISE_REACH = 12
 """Standard deviations of noise for which codes have room; what is beyond saturates."""
@@ -169,7 +173,7 @@ def noised(
     return saturated(codes)
 
 
-def release_charge(noise_multiplier: float, sampling: float) -> Charge | None:
+def release_charge(noise_multiplier: float, sampling: float, *, unit: str) -> Charge | None:
     """Return a device's charge for a noised release of its zone; None without noise.
 
     Parameters
@@ -178,10 +182,18 @@ def release_charge(noise_multiplier: float, sampling: float) -> Charge | None:
         Standard deviation of the noise over the sensitivity; 0 for none.
     sampling : float
         Probability that a record is in any batch of the period; 1 counts no sampling.
+    unit : {"user", "record"}
+        What is protected: all data of a device, replaced by any others, or a record that is there
+        or not.
     """
     if noise_multiplier == 0:
         return None
-    return Charge(noise_multiplier=noise_multiplier, sampling=sampling, gap=GAP)
+    return Charge(
+        noise_multiplier=noise_multiplier,
+        neighbours=NEIGHBOURS[unit],
+        sampling=sampling,
+        gap=GAP,
+    )
 
 
 def check_gap(dimension: int, *, sigma: float, grid: CodeGrid) -> None:

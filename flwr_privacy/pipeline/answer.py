@@ -147,7 +147,7 @@ def answer(
         lambda: mechanism.measure(start, release.work(_sampler(store, request), facts)),
         lambda: mechanism.failed(start),
     )
-    log_clipped(store, request, number, measured)
+    log_clipped(store, request, measured)
     made = _noised(store, request, mechanism, measured, plan)
     if plan.noise_follows:  # nothing is kept: it is sealed before its charge counts as answered
         return settle(release, planned, number, seal(made))
@@ -176,9 +176,9 @@ def check_step(store: NodeStore, request: Request, name: Question, plan: Release
     _admit(store, request, plan, sealed=True)
     planned = PlannedRelease(store, request, plan)
     with store.ledger.locked() as locked:
-        if all(entry.question != name for entry in locked.entries):
-            check_limits(store, locked.entries)
-            planned.check_affordable(locked.entries)
+        if not locked.charges_of(name):
+            check_limits(store, locked)
+            planned.check_affordable(locked)
 
 
 def answer_unprotected(
@@ -299,6 +299,7 @@ def _admit(store: NodeStore, request: Request, plan: ReleasePlan, sealed: bool) 
             scheme=request.scheme,
             unit=plan.unit,
             noise_multiplier=plan.noise_multiplier * certain,
+            neighbours=plan.charge.neighbours,
             sigma=None if plan.sigma is None else plan.sigma * certain,
         )
 
@@ -314,8 +315,7 @@ def _rehearse(release: Release, planned: PlannedRelease) -> None:
     if release.rehearsal is None:
         return
     store, experiment = planned.store, planned.request.question.experiment_id
-    entries = store.ledger.entries()
-    if any(entry.question.experiment_id == experiment for entry in entries):
+    if store.ledger.head(experiment).count:
         return
     check_chargeable(release, planned)  # before the user's code is called
     try:

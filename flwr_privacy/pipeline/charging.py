@@ -38,14 +38,14 @@ def check_chargeable(release: Release, planned: PlannedRelease) -> None:
         If the node's limits, its policy or the budget do not allow another release, or another
         question has got the one of its kind.
     """
-    entries, asked = planned.store.ledger.entries(), planned.entry()
-    charged = [entry.digest for entry in entries if entry.question == asked.question]
+    ledger, asked = planned.store.ledger.view(), planned.entry()
+    charged = [ledger.entry(number).digest for number in ledger.charges_of(asked.question)]
     if asked.digest in charged:
         return
     if charged and release.single:
         raise _other_terms(asked.question)
-    check_limits(planned.store, entries)
-    planned.check_affordable(entries)
+    check_limits(planned.store, ledger)
+    planned.check_affordable(ledger)
 
 
 def charge_for(release: Release, planned: PlannedRelease) -> tuple[int, Answer | None]:
@@ -67,8 +67,8 @@ def charge_for(release: Release, planned: PlannedRelease) -> tuple[int, Answer |
     question, (cache, key) = request.question, _cache(release, planned)
     # Check and charge under one lock: two processes must not both see room for the last release.
     with store.ledger.locked() as locked:
-        charged = [n for n, entry in enumerate(locked.entries) if entry.question == question]
-        mine = [n for n in charged if locked.entries[n].digest == request.digest]
+        charged = locked.charges_of(question)
+        mine = [n for n in charged if locked.entry(n).digest == request.digest]
         if plan.once:
             if charged:
                 raise DeclinedError(
@@ -78,14 +78,14 @@ def charge_for(release: Release, planned: PlannedRelease) -> tuple[int, Answer |
                 )
         # The parent adds the noise, once for all answers of a period: they share one charge.
         elif charged and plan.noise_follows:
-            _check_alike(planned.entry(), [locked.entries[n] for n in charged])
+            _check_alike(planned.entry(), list(map(locked.entry, charged)))
             return charged[-1], None
         elif mine:
             number = mine[-1]
             if (kept := cache.find(question, key)) is not None:
                 locked.answer(number)  # whoever kept it may have been killed before it sent it
                 return number, _read(kept)
-            if number not in locked.answered:
+            if not locked.is_answered(number):
                 return number, None
             # It was answered, and the reply is forgotten: a second one is a second release.
             if release.single:
@@ -95,8 +95,8 @@ def charge_for(release: Release, planned: PlannedRelease) -> tuple[int, Answer |
                 )
         elif charged and release.single:
             raise _other_terms(question)
-        check_limits(store, locked.entries)
-        planned.check_affordable(locked.entries)
+        check_limits(store, locked)
+        planned.check_affordable(locked)
         return locked.charge(planned.entry()), None
 
 
@@ -114,7 +114,7 @@ def settle(release: Release, planned: PlannedRelease, number: int, made: Answer)
             locked.answer(number)
             return made
         # Another process answered on this charge while the user's code ran: its reply counts.
-        if number in locked.answered:
+        if locked.is_answered(number):
             if (kept := cache.find(request.question, key)) is not None:
                 return _read(kept)
             raise ChargedFailureError(

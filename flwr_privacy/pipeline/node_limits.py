@@ -1,13 +1,15 @@
 """Limits the releases of a node and the disk space of a client, whatever the releases cost."""
 
 import logging
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from flwr_privacy.errors import DeclinedError
-from flwr_privacy.privacy.ledger import Entry
 
 from .node_store import NodeStore
+
+if TYPE_CHECKING:
+    from flwr_privacy.privacy.ledger import LedgerView
 
 __all__ = ["check_disk", "check_limits"]
 
@@ -16,14 +18,14 @@ logger = logging.getLogger("flwr.privacy")
 _DAY = timedelta(days=1)
 
 
-def check_limits(store: NodeStore, entries: Sequence[Entry]) -> None:
+def check_limits(store: NodeStore, ledger: "LedgerView") -> None:
     """Decline one more release than the node's operator allows, whatever it costs.
 
     Parameters
     ----------
     store : NodeStore
         What the node keeps for the client.
-    entries : sequence of Entry
+    ledger : LedgerView
         The ledger so far.
 
     Raises
@@ -32,10 +34,10 @@ def check_limits(store: NodeStore, entries: Sequence[Entry]) -> None:
         If it is.
     """
     policy = store.policy
-    if policy.max_releases is not None and len(entries) >= policy.max_releases:
+    if policy.max_releases is not None and ledger.count >= policy.max_releases:
         raise _over(store, "max_releases", policy.max_releases)
     if policy.max_releases_per_day is not None:
-        today = sum(_age(entry) < _DAY for entry in entries)
+        today = ledger.charged_since(datetime.now(UTC) - _DAY)
         if today >= policy.max_releases_per_day:
             raise _over(store, "max_releases_per_day", policy.max_releases_per_day)
     check_disk(store)
@@ -65,7 +67,3 @@ def _over(store: NodeStore, name: str, limit: int) -> DeclinedError:
     text = f"this release would pass the node's policy: {name} = {limit}"
     logger.warning("client %s declines: %s", store.client_id, text)
     return DeclinedError(text)
-
-
-def _age(entry: Entry) -> timedelta:
-    return datetime.now(UTC) - datetime.fromisoformat(entry.time)

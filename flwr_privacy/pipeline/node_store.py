@@ -8,8 +8,9 @@ import logging
 import stat
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flwr_privacy.privacy.ledger import Ledger, Question
+from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.files import node_file, read_checksummed, write_checksummed
@@ -17,6 +18,9 @@ from flwr_privacy.wire.pins import Identity, Pins
 
 from .reply_cache import ReplyCache, digest
 from .shared_reply_cache import Replies
+
+if TYPE_CHECKING:  # a scheme without privacy opens no ledger
+    from flwr_privacy.privacy.ledger import Ledger
 
 __all__ = ["NodeRules", "NodeStore"]
 
@@ -83,7 +87,7 @@ class NodeStore(NodeRules):
         Long-term keys of the others.
     """
 
-    ledger: Ledger
+    ledger: "Ledger"
     replies: Replies
     setups: ReplyCache
     folder: Path
@@ -112,7 +116,7 @@ class NodeStore(NodeRules):
         path = self.note_path(experiment_id, name)
         with node_file(path, "a note of the node"):
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            with self.ledger.locked():  # another process may write the same note
+            with self.ledger.held():  # another process may write the same note
                 write_checksummed(path, _NOTE, value.encode(), durable=self.durable)
 
     def noted(self, experiment_id: str, name: str) -> str | None:

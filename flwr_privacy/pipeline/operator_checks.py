@@ -51,9 +51,12 @@ def check_policy(
     scheme: str,
     unit: str,
     noise_multiplier: float,
+    neighbours: str,
     sigma: float | None = None,
 ) -> None:
     """Decline a release that the node's policy does not allow; the node's log says why.
+
+    Without a policy's word on neighbours simulated clients answer for all of them.
 
     Raises
     ------
@@ -61,7 +64,14 @@ def check_policy(
         If the policy does not allow it; see `flwr_privacy.privacy.policy.Policy.check`.
     """
     with logged(store):
-        store.policy.check(scheme=scheme, unit=unit, noise_multiplier=noise_multiplier, sigma=sigma)
+        anything = store.simulated and store.policy.neighbours is None
+        store.policy.check(
+            scheme=scheme,
+            unit=unit,
+            noise_multiplier=noise_multiplier,
+            neighbours=None if anything else neighbours,
+            sigma=sigma,
+        )
 
 
 def check_unaccounted(
@@ -91,16 +101,17 @@ def check_unaccounted(
     Raises
     ------
     DeclinedError
-        If the policy does not name the scheme, or has a largest epsilon, units of protection, or
-        more noise; or if `check_unprotected` declines an answer without noise.
+        If the policy does not name the scheme, or has a largest epsilon, units of protection,
+        neighbours, or more noise; or if `check_unprotected` declines an answer without noise.
     """
     policy = rules.policy
     with logged(rules):
         policy.check(scheme=scheme, unit="user", noise_multiplier=0.0, sigma=sigma)
-        if policy.max_epsilon is not None or policy.units is not None:
+        limits = (policy.max_epsilon, policy.units, policy.neighbours)
+        if any(limit is not None for limit in limits):
             raise DeclinedError(
-                f"'{scheme}' has no budget: the node's policy has max_epsilon or units, so it "
-                "answers only where a unit is protected"
+                f"'{scheme}' has no budget: the node's policy has max_epsilon or units or "
+                "neighbours, so it answers only where a unit is protected"
             )
     if not noised:
         check_unprotected(rules, scheme=scheme, guarantees_dp=guarantees_dp)

@@ -1,17 +1,21 @@
 """Checks the cost of a release against the budget and the ledger, and makes its ledger entry."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from flwr_privacy.accounting import Charge, fitting, new_accountant, spent
-from flwr_privacy.errors import DeclinedError, ProtocolError
+from flwr_privacy.accounting import Charge
+from flwr_privacy.errors import DeclinedError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.ledger import Entry
 
 from .mechanism import ReleasePlan
 from .node_store import NodeStore
 from .request import Request
+
+if TYPE_CHECKING:
+    from flwr_privacy.privacy.ledger import LedgerView
 
 __all__ = ["UNPROVEN", "PlannedRelease"]
 
@@ -67,12 +71,12 @@ class PlannedRelease:
             digest="" if plan.noise_follows else request.digest,
         )
 
-    def check_affordable(self, entries: Sequence[Entry]) -> None:
+    def check_affordable(self, ledger: "LedgerView") -> None:
         """Decline the release if the experiment's budget or the node's policy does not allow it.
 
         Parameters
         ----------
-        entries : sequence of Entry
+        ledger : LedgerView
             The ledger so far.
 
         Raises
@@ -80,41 +84,45 @@ class PlannedRelease:
         DeclinedError
             If it would pass the one or the other.
         ProtocolError
-            If the experiment has protected another unit before.
+            If the experiment has protected another unit before, or for other neighbours.
         """
         plan, experiment_id = self.plan, self.request.question.experiment_id
-        mine = [entry for entry in entries if entry.question.experiment_id == experiment_id]
-        if any(entry.unit != plan.unit for entry in mine):
+        mine = ledger.totals(experiment_id)
+        if mine.units - {plan.unit}:
             raise ProtocolError(f"unit '{plan.unit}': this experiment had another one before")
+        relation = self.charge.neighbours
+        if any(one.neighbours != relation for one in mine.charges):
+            raise ProtocolError(f"neighbours '{relation}': this experiment had others before")
         # A cap is one accountant's; with another on the way it would not be proven. The oldest
         # charge decides: after a sampled one it is that of samples, which knows the others too.
-        if mine and mine[0].charge.sampling == 1 and self.charge.sampling < 1:
+        if mine.charges and mine.charges[0].sampling == 1 and self.charge.sampling < 1:
             raise ProtocolError(
                 f"sampling {self.charge.sampling:g}: this experiment began with none"
             )
-        own = [entry.charge for entry in mine]
+        own = mine.charges
         cap = plan.epsilon * (1 + _ROUNDING)
-        if (after := self._passing(own, epsilon=cap, delta=plan.delta)) is not None:
-            before = spent(own, delta=plan.delta, accountant=fitting(own))
+        after = _passing(own, self.charge, epsilon=cap, delta=plan.delta)
+        if after is not None:
+            before = _total(own, plan.delta)
             raise DeclinedError(
                 f"the budget is spent: epsilon {before:.6g} of {plan.epsilon:.6g} after "
-                f"{len(own)} releases, and {after:.6g} with another one, at delta {plan.delta:g}"
+                f"{mine.count} releases, and {after:.6g} with another one, at delta {plan.delta:g}"
             )
         policy = self.store.policy
         if policy.max_epsilon is None:
             return
-        if not plan.proven or any(entry.scheme.endswith(UNPROVEN) for entry in entries):
+        everything = ledger.totals()
+        if not plan.proven or any(scheme.endswith(UNPROVEN) for scheme in everything.schemes):
             raise DeclinedError(
                 "the node's policy has max_epsilon, and its ledger has releases whose cost is not "
                 "proven, or would have one"
             )
-        everything = [entry.charge for entry in entries]
-        after = self._passing(everything, epsilon=policy.max_epsilon, delta=policy.delta)
+        after = self._passing_all(everything.charges)
         if after is not None:
             logger.warning(
-                "client %s declines: the node's policy has max_epsilon = %.6g at delta %g: with "
-                "this release epsilon would be %.6g",
-                *(self.store.client_id, policy.max_epsilon, policy.delta, after),
+                "client %s declines: the node's policy has max_epsilon = %.6g at delta %g for the "
+                "neighbours '%s': with this release epsilon would be %.6g",
+                *(self.store.client_id, policy.max_epsilon, policy.delta, policy.relation, after),
             )
             # What the ledger holds of other experiments is nothing that this server should learn.
             raise DeclinedError(
@@ -122,13 +130,33 @@ class PlannedRelease:
                 "releases: this release would pass it"
             )
 
-    def _passing(self, charges: Sequence[Charge], *, epsilon: float, delta: float) -> float | None:
-        """Return the epsilon of the given charges and this one if it exceeds a cap, else None."""
-        # The accountant's own check: a server may choose a charge after it saw the earlier
-        # releases, and a total alone proves nothing then.
-        name = fitting([*charges, self.charge])
-        if epsilon > 0 and not new_accountant(name, charges).would_exceed(
-            self.charge, epsilon=epsilon, delta=delta
-        ):
-            return None
-        return spent([*charges, self.charge], delta=delta, accountant=name)
+    def _passing_all(self, charges: Sequence[Charge]) -> float | None:
+        """Return the epsilon of everything and this release if it exceeds ``max_epsilon``."""
+        policy = self.store.policy
+        try:
+            *before, charge = policy.counted([*charges, self.charge])
+        except InvalidParameterError:  # nothing bounds what was charged for other neighbours
+            return math.inf
+        return _passing(before, charge, epsilon=policy.max_epsilon or 0.0, delta=policy.delta)
+
+
+def _passing(
+    charges: Sequence[Charge], charge: Charge, *, epsilon: float, delta: float
+) -> float | None:
+    """Return the epsilon of the given charges and another one if it exceeds a cap, else None."""
+    # Imported late: a node that charges nothing has no accountant.
+    from flwr_privacy.accounting import fitting, new_accountant
+
+    # The accountant's own check, a filter: a server may choose a charge after it saw the earlier
+    # releases, and a total alone proves nothing then.
+    accountant = new_accountant(fitting([*charges, charge]), charges)
+    if epsilon > 0 and not accountant.would_exceed(charge, epsilon=epsilon, delta=delta):
+        return None
+    return _total([*charges, charge], delta)
+
+
+def _total(charges: Sequence[Charge], delta: float) -> float:
+    """Return the epsilon of some charges, by the accountant that caps them."""
+    from flwr_privacy.accounting import fitting, spent  # late, as above
+
+    return spent(charges, delta=delta, accountant=fitting(charges))

@@ -14,7 +14,7 @@ _MUCH = 0.1  # shorter than this part of its length, most of an update is lost
 _TOLD = set[str]()  # experiments, by this process
 
 
-def log_clipped(store: NodeStore, request: Request, number: int, measured: Any) -> None:
+def log_clipped(store: NodeStore, request: Request, measured: Any) -> None:
     """Log by how much an update was clipped, if it is the first of its experiment that was.
 
     This stays in the log of the node: it depends on the data, and the server is not told. Of many
@@ -24,8 +24,6 @@ def log_clipped(store: NodeStore, request: Request, number: int, measured: Any) 
     ----------
     store, request
         As of `flwr_privacy.pipeline.answer.answer`.
-    number : int
-        The charge of the update in the ledger.
     measured : Any
         What came of the training.
     """
@@ -37,8 +35,7 @@ def log_clipped(store: NodeStore, request: Request, number: int, measured: Any) 
         return
     _TOLD.add(experiment)
     # A node may run each message in a new process.
-    before = () if store.simulated else store.ledger.entries()[:number]
-    if any(entry.question.experiment_id == experiment for entry in before):
+    if not store.simulated and store.ledger.head(experiment).count > 1:
         return
     much = update.factor < _MUCH
     logger.log(

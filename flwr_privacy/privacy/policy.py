@@ -1,11 +1,12 @@
 """The policy of a node: the limits that its operator sets, whatever a server asks for."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from flwr_privacy.accounting import ADD_REMOVE, RELATIONS, REPLACE_ONE, Charge
 from flwr_privacy.errors import (
     DeclinedError,
     InvalidParameterError,
@@ -20,7 +21,17 @@ __all__ = ["UNITS", "Policy"]
 UNITS = ("record", "user")
 """What a guarantee can protect: one record, or everything of one user."""
 
-_LISTS = ("schemes", "units", "trusted_parents", "allow_unprotected", "allowed_messages")
+_USUAL = (ADD_REMOVE, REPLACE_ONE)
+"""Neighbours that a node answers for if its policy lists none."""
+
+_LISTS = (
+    "schemes",
+    "units",
+    "neighbours",
+    "trusted_parents",
+    "allow_unprotected",
+    "allowed_messages",
+)
 
 _COUNTS = {"max_cohort": 2, "max_releases": 0, "max_releases_per_day": 0, "max_disk": 0}
 """Limits that are whole numbers, with the least value of each."""
@@ -38,6 +49,7 @@ class Policy:
         Largest epsilon, at `delta`, of everything that the node's ledger was ever charged, each
         release for its own unit: for a record this holds in any case, for a user where `units`
         allowed nothing else from the first release on. At least 0, which allows no release at all.
+        It is counted for replaced data, or, if `neighbours` lists a single relation, for that one.
     delta : float, default 1e-5
         Between 0 and 1, both excluded.
     min_noise_multiplier : float, optional
@@ -50,6 +62,9 @@ class Policy:
         Names of the schemes that may ask.
     units : list of {"record", "user"}, optional
         Units of protection that are enough.
+    neighbours : list of {"add_remove", "replace_one", "zero_out"}, optional
+        For which neighbours a guarantee is enough. By default all but ``zero_out``, which simulated
+        clients answer for.
     trusted_parents : list of str, optional
         Aggregators that this node trusts with answers without noise, sealed for them, in a scheme
         with tiers; their keys must be pinned too. By default none.
@@ -97,6 +112,7 @@ the node's policy has min_noise_multiplier = 1
     min_sigma: float | None = None
     schemes: Sequence[str] | None = None
     units: Sequence[str] | None = None
+    neighbours: Sequence[str] | None = None
     trusted_parents: Sequence[str] | None = None
     min_summed: int | None = None
     min_children: int = 2
@@ -124,6 +140,8 @@ the node's policy has min_noise_multiplier = 1
                 check_integer(name, getattr(self, name), minimum=minimum)
         for unit in self.units or ():
             check_choice("units", unit, UNITS)
+        for relation in self.neighbours or ():
+            check_choice("neighbours", relation, RELATIONS)
         if self.allow_unprotected and (limits := self._limits_on_noise()):
             raise InvalidParameterError(
                 "allow_unprotected",
@@ -137,6 +155,7 @@ the node's policy has min_noise_multiplier = 1
         limits = {
             "max_epsilon": self.max_epsilon is not None,
             "units": self.units is not None,
+            "neighbours": self.neighbours is not None,
             "min_noise_multiplier": bool(self.min_noise_multiplier),
             "min_sigma": bool(self.min_sigma),
         }
@@ -161,7 +180,13 @@ the node's policy has min_noise_multiplier = 1
         return read_toml("policy", path, policy)
 
     def check(
-        self, *, scheme: str, unit: str, noise_multiplier: float, sigma: float | None = None
+        self,
+        *,
+        scheme: str,
+        unit: str,
+        noise_multiplier: float,
+        neighbours: str | None = None,
+        sigma: float | None = None,
     ) -> None:
         """Check a release before anything is computed for it.
 
@@ -173,6 +198,8 @@ the node's policy has min_noise_multiplier = 1
             What its guarantee protects.
         noise_multiplier : float
             Standard deviation (or Laplace scale) of its noise over the sensitivity; 0: no noise.
+        neighbours : {"add_remove", "replace_one", "zero_out"}, optional
+            For which it is that noise; None where nothing is to be checked of them.
         sigma : float, optional
             The same in the units of the weights, once it is known.
 
@@ -194,6 +221,13 @@ the node's policy has min_noise_multiplier = 1
             raise _declined(f"{asking} asks for a release", f"schemes = {list(self.schemes)}")
         if self.units is not None and unit not in self.units:
             raise _declined(f"{asking} protects the unit {unit!r}", f"units = {list(self.units)}")
+        allowed = _USUAL if self.neighbours is None else self.neighbours
+        if neighbours is not None and neighbours not in allowed:
+            default = ", by default" if self.neighbours is None else ""
+            raise _declined(
+                f"{asking} asks for a release with a guarantee for the neighbours {neighbours!r}",
+                f"neighbours = {list(allowed)}{default}",
+            )
         if self.min_noise_multiplier is not None and noise_multiplier < self.min_noise_multiplier:
             raise _declined(
                 f"{asking} asks for noise multiplier {_show(noise_multiplier)}",
@@ -203,6 +237,36 @@ the node's policy has min_noise_multiplier = 1
             raise _declined(
                 f"{asking} asks for sigma {_show(sigma)}", f"min_sigma = {_show(self.min_sigma)}"
             )
+
+    @property
+    def relation(self) -> str:
+        """The neighbours for which `max_epsilon` is counted, whatever is charged."""
+        listed = self.neighbours or ()
+        return listed[0] if len(set(listed)) == 1 else REPLACE_ONE
+
+    def counted(self, charges: Iterable[Charge]) -> list[Charge]:
+        """Return charges as `max_epsilon` counts them: for the neighbours of `relation`.
+
+        The relation is one for all times and follows from the policy alone. If it followed from
+        what was charged so far, a server could choose between two caps when it has seen answers,
+        and neither would be a bound.
+
+        Raises
+        ------
+        InvalidParameterError
+            If a charge has no proven bound for these neighbours.
+        """
+        if self.relation == REPLACE_ONE:
+            from flwr_privacy.accounting import as_replaced  # late: a node may charge nothing
+
+            return [as_replaced(charge) for charge in charges]
+        found = list(charges)
+        for charge in found:
+            if charge.neighbours != self.relation:
+                raise InvalidParameterError(
+                    "neighbours", charge.neighbours, f"'{self.relation}', as the policy counts"
+                )
+        return found
 
     def check_sum(self, threshold: int | None) -> None:
         """Check whether the secure sum has enough clients, or whether an answer may go without one.

@@ -16,7 +16,15 @@ from flwr_privacy.wire.arrays import Arrays, is_finite, sum_of_squares
 
 from .running_statistics import is_statistic
 
-__all__ = ["SMALLEST_NORM", "Update", "check_start", "clip", "kept_back", "released_names"]
+__all__ = [
+    "SMALLEST_NORM",
+    "Update",
+    "check_names",
+    "check_start",
+    "clip",
+    "kept_back",
+    "released_names",
+]
 
 _BLOCK = 1 << 14  # elements; their scratch stays in the cache, and needs no fresh pages
 
@@ -25,6 +33,18 @@ SMALLEST_NORM = 1e-100
 
 _LEAST_SQUARES = 2.0**-800
 """Sums of squares between this and its inverse lose nothing to the range of float64."""
+
+
+def check_names(arrays: Arrays, keep_back: Collection[str]) -> None:
+    """Refuse names to keep back that a model has not.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is one.
+    """
+    if unknown := sorted(set(keep_back) - set(arrays)):
+        raise InvalidParameterError("keep_back", unknown, f"names of the model: {list(arrays)}")
 
 
 def released_names(
@@ -52,8 +72,7 @@ def released_names(
     >>> released_names(model)
     ['w']
     """
-    if unknown := sorted(set(keep_back) - set(arrays)):
-        raise InvalidParameterError("keep_back", unknown, f"names of the model: {list(arrays)}")
+    check_names(arrays, keep_back)
     names = [
         name
         for name, array in arrays.items()

@@ -85,14 +85,14 @@ def guarantee_of(
     ]
     if schedule.sampling_rate < 1:
         assumptions.append(
-            "secret samples are charged for twice what a record adds: enough for a replaced "
-            "record in every setting that was tried, and not proven"
+            "each record of a client is in the batch of a round by itself, at the sampling rate, "
+            "and nobody learns which are"
         )
     if secret:
         assumptions.append(
-            "the server draws each client by itself and tells nobody who takes part; what a record "
-            "adds is charged for one that is replaced: enough in every setting that was tried, and "
-            "not proven"
+            "the server draws each client by itself and tells nobody who takes part; twice what a "
+            "client adds is charged, as if the noise were there without the client too: a client's "
+            "noise comes with its update, and for that no bound is proven"
         )
     if bound == "convex" and not privacy.one_step:
         assumptions.append(
@@ -116,11 +116,7 @@ def guarantee_of(
         scheme="udp",
         protects="one record of a client" if record else "all data of a client",
         adversary=_SEES["secret" if secret else "sum" if privacy.shared_noise else "upload"],
-        neighbours=(
-            "one record of one client is replaced by another"
-            if record
-            else "the data of one client are replaced by any other"
-        ),
+        neighbours=_neighbours(record=record, secret=secret),
         epsilon=schedule.epsilon if secret else schedule.cap,
         delta=schedule.delta,
         not_protected=tuple(not_protected),
@@ -128,6 +124,14 @@ def guarantee_of(
         evidence=evidence,
         void=void,
     )
+
+
+def _neighbours(*, record: bool, secret: bool) -> str:
+    if secret:
+        return f"one {'record of a client' if record else 'client'} is there or not"
+    if record:
+        return "one record of one client is replaced by another"
+    return "the data of one client are replaced by any other"
 
 
 def _shared_text(quorum: tuple[int, int, int] | None) -> str:

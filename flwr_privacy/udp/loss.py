@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from flwr_privacy.accounting import Charge
+from flwr_privacy.accounting import REPLACE_ONE, Charge
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choice, check_number
 from flwr_privacy.evaluation.caps import LARGEST_CAP, SMALLEST_CAP
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
@@ -78,7 +78,7 @@ class LossTerms(Mechanism):
         """Return the charge of one loss; None if there is no noise to account for."""
         if self.noise_multiplier == 0:
             return None
-        return Charge(noise_multiplier=self.noise_multiplier, gap=self.gap)
+        return Charge(noise_multiplier=self.noise_multiplier, neighbours=REPLACE_ONE, gap=self.gap)
 
     # -- The mechanism -------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flwr_privacy.accounting import REPLACE_ONE
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.evaluation.options import PrivateEvaluation
@@ -227,6 +228,7 @@ class UDPPlan:
         return planned_terms(
             self.evaluation,
             unit=self.privacy.unit,
+            neighbours=REPLACE_ONE,
             noise_multiplier=self._plan_of(client).validation_multiplier,
             **self._budget(client),
             parties=self.privacy.parties_of(honest),

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from flwr_privacy.accounting import Charge, noise_multiplier, spent
+from flwr_privacy.accounting import ADD_REMOVE, REPLACE_ONE, Charge, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
 from .budgets import budget, check_budget, participations
@@ -17,6 +17,7 @@ __all__ = [
     "NONE",
     "PAPER",
     "PLD_SECRET",
+    "SECRET_NEIGHBOURS",
     "UDPNoisePlan",
     "set_aside",
 ]
@@ -25,6 +26,13 @@ FIXED, NONE, PAPER, PLD_SECRET = "gdp_fixed", "none", "paper", "pld_secret"
 
 NOISES = (FIXED, "gdp", "gdp_worst", "zcdp", PAPER, PLD_SECRET, NONE)
 """How the noise follows from the budget; see `UDPNoisePlan`."""
+
+SECRET_NEIGHBOURS = ADD_REMOVE
+"""Neighbours of the guarantee with `PLD_SECRET`: one client more or less.
+
+The noise is over twice what a client can add. Where a client is replaced by another, the cost of a
+secret sample is not known: its noise comes with its update, and a sum without it has less noise.
+"""
 
 _SPENDING = ("gdp", "gdp_worst", "zcdp")
 
@@ -111,12 +119,9 @@ class UDPNoisePlan:
             raise InvalidParameterError(
                 "sampling_rate", self.sampling_rate, f"1: noise '{self.noise}' is for full batches"
             )
-        if self.validation_share and (self.sampling_rate != 1 or not self._planned_late):
-            raise InvalidParameterError(
-                "validation_share",
-                self.validation_share,
-                f"0 with noise '{self.noise}' and sampling_rate {self.sampling_rate}",
-            )
+        if self.validation_share and not self._planned_late:
+            allowed = f"0 with noise '{self.noise}'"
+            raise InvalidParameterError("validation_share", self.validation_share, allowed)
 
     @property
     def spends(self) -> bool:
@@ -138,19 +143,38 @@ class UDPNoisePlan:
         if self.noise == PAPER:
             return sigma_paper(rounds=self.rounds, q=self.q, epsilon=self.epsilon, delta=self.delta)
         if self.noise == PLD_SECRET:
-            return sound(releases=self.rounds, sampling=self.q, accountant="pld")
+            return sound(
+                releases=self.rounds,
+                neighbours=SECRET_NEIGHBOURS,
+                sampling=self.q,
+                accountant="pld",
+            )
         if self.spends:
             return math.sqrt(self._to_come(self.rounds) / self._budget) * _MARGIN
-        z = sound(
+        if self.sampling_rate == 1:
+            z = sound(releases=self.releases, neighbours=REPLACE_ONE)
+            return z / math.sqrt(1 - self.validation_share)
+        return sound(
             releases=self.releases,
+            neighbours=REPLACE_ONE,
             sampling=self.sampling_rate,
-            accountant="gdp" if self.sampling_rate == 1 else "rdp",
+            accountant="rdp",
+            beside=self._beside,
         )
-        return z / math.sqrt(1 - self.validation_share)
 
     @property
     def validation_multiplier(self) -> float:
         """Noise over the sensitivity of one evaluation by a client."""
+        if self.validation_share and self.sampling_rate != 1:
+            # By the accountant that adds it to the trainings; a share of its squared noise.
+            alone = noise_multiplier(
+                epsilon=self._epsilon,
+                delta=self._delta,
+                releases=self._validations,
+                neighbours=REPLACE_ONE,
+                accountant="rdp",
+            )
+            return alone / math.sqrt(self.validation_share)
         share = self.validation_share * budget("gdp", epsilon=self._epsilon, delta=self._delta)
         return math.sqrt(self._validations / share) * _MARGIN if share else 0.0
 
@@ -196,12 +220,29 @@ class UDPNoisePlan:
         """
         if self.noise not in (PAPER, PLD_SECRET):
             return self.epsilon
-        charge = Charge(noise_multiplier=self.noise_multiplier, gap=self.gap, count=self.releases)
+        charge = Charge(
+            noise_multiplier=self.noise_multiplier,
+            neighbours=REPLACE_ONE,
+            gap=self.gap,
+            count=self.releases,
+        )
         return spent([charge], delta=self.delta)
 
     @property
     def _validations(self) -> int:
         return self.rounds if self.validations is None else self.validations
+
+    @property
+    def _beside(self) -> tuple[Charge, ...]:
+        """The evaluations that trainings with samples leave room for."""
+        if not self.validation_share:
+            return ()
+        charge = Charge(
+            noise_multiplier=self.validation_multiplier,
+            neighbours=REPLACE_ONE,
+            count=self._validations,
+        )
+        return (charge,)
 
     @property
     def _planned_late(self) -> bool:

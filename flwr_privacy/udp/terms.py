@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_privacy.accounting import Charge
+from flwr_privacy.accounting import REPLACE_ONE, Charge
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.keywords import check_usual
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
@@ -224,7 +224,10 @@ class UDPTerms(Mechanism):
         if self.noise_multiplier == 0:
             return None
         return Charge(
-            noise_multiplier=self.noise_multiplier, sampling=self.sampling_rate, gap=self.gap
+            noise_multiplier=self.noise_multiplier,
+            neighbours=REPLACE_ONE,
+            sampling=self.sampling_rate,
+            gap=self.gap,
         )
 
     def failed_sigma(self) -> float:
@@ -240,7 +243,7 @@ class UDPTerms(Mechanism):
         check_start(start, names)
         dimension = sum(np.size(start[name]) for name in names) + bool(self._failed_code())
         sigma = self._least_sigma(dimension, facts)
-        rounding = 2 * _least_rounding(start, names) if self.unit == RECORD_UNIT else 0.0
+        rounding = self._moves * _least_rounding(start, names) if self.unit == RECORD_UNIT else 0.0
         if self.parties:
             self._check_share(dimension, facts.records, rounding)
         elif sigma is not None and self.noise_multiplier:
@@ -363,7 +366,15 @@ class UDPTerms(Mechanism):
     def _apart(self, dimension: int) -> float:
         """Return what truncation to the grid may add to the sensitivity."""
         # It shortens a vector: two updates clipped as a whole stay within twice the norm.
-        return 0.0 if self.unit == USER_UNIT else CodeGrid(self.grid).step * math.sqrt(dimension)
+        if self.unit == USER_UNIT:
+            return 0.0
+        return self._moves / 2 * CodeGrid(self.grid).step * math.sqrt(dimension)
+
+    @property
+    def _moves(self) -> int:
+        """How many roundings move two releases apart, at record level."""
+        # In a sample it is a record against none that must be within half of the sensitivity.
+        return 2 if self.sampling_rate == 1 else 4
 
     def _check_share(self, dimension: int, records: int | None, rounding: float) -> None:
         """Refuse a grid on which shares of noise do not do what the charge says, or do not fit."""

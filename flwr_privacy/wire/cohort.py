@@ -93,6 +93,10 @@ class CohortAnswer:
         Payload of the clients' replies.
     keepers : list of str
         Clients whose own code keeps something on the node between messages.
+    ledger_counts, ledger_heads : list of int and of bytes, optional
+        Of the clients in `answered`, then those in `late` and in `refused_clients`: number of
+        charges of the experiment, and the head of their chain (empty of a client that shows none).
+        All of them or none.
     """
 
     answered: list[str]
@@ -102,11 +106,21 @@ class CohortAnswer:
     refused_details: list[str]
     bytes_up: int
     keepers: list[str]
+    ledger_counts: list[int] = field(default_factory=list)
+    ledger_heads: list[bytes] = field(default_factory=list)
 
     @property
     def refused(self) -> Iterator[tuple[str, str, str]]:
         """Client, reason and detail of each reply that is not used."""
         return zip(self.refused_clients, self.refused_reasons, self.refused_details, strict=True)
+
+    @property
+    def heads(self) -> Iterator[tuple[str, int, bytes]]:
+        """Client, number of charges and head of each client that shows them."""
+        if self.ledger_counts:
+            clients = (*self.answered, *self.late, *self.refused_clients)
+            heads = zip(clients, self.ledger_counts, self.ledger_heads, strict=True)
+            yield from (head for head in heads if head[2])
 
     def write(self) -> Fields:
         """Return the record."""
@@ -131,6 +145,9 @@ class CohortAnswer:
         known = len(told) == len(asked) and set(told) == asked and asked.issuperset(answer.keepers)
         if not known:
             raise ProtocolError(f"{COHORT}: the answer is not about the clients that were asked")
+        shown = {len(answer.ledger_counts), len(answer.ledger_heads)}
+        if shown not in ({0}, {len(asked)}):
+            raise ProtocolError(f"{COHORT}: heads of other ledgers than those of the clients")
         return answer
 
 

@@ -8,6 +8,8 @@ from .message import COHORT
 
 __all__ = ["request_digest", "values_digest"]
 
+_PLAIN = (bool, int, float, str, bytes)
+
 
 def request_digest(content: Mapping[str, Any], *, without: Mapping[str, Iterable[str]]) -> bytes:
     """Hash the part of a request that all its clients get.
@@ -64,8 +66,10 @@ def _hash(digest: Any, value: Any) -> None:
         for item in value:
             _hash(digest, item)
         return
-    # What travels are the plain types: NumPy's floats and their like become these on the way.
-    kind = next(kind for kind in (bool, int, float, str, bytes) if isinstance(value, kind))
+    kind = type(value)
+    if kind not in _PLAIN:
+        # What travels are the plain types: NumPy's floats and their like become these on the way.
+        kind = next(kind for kind in _PLAIN if isinstance(value, kind))
     plain: Any = kind(value)
     octets = plain if kind is bytes else repr(plain).encode()
     digest.update(kind.__name__.encode() + b":" + len(octets).to_bytes(8, "big") + octets)

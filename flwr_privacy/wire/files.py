@@ -1,7 +1,8 @@
 """Writes files so that damage is detected, and locks them between processes.
 
-A file here is a magic line, the SHA-256 of its payload, and the payload. It is written beside the
-old one and put in its place in one step, so whoever reads finds the old file or the new one.
+A checksummed file is a magic line, the SHA-256 of its payload, and the payload. It is written
+beside the old one and put in its place in one step, so whoever reads finds the old file or the new
+one. A file that grows is written at its end, by `append`.
 """
 
 import errno
@@ -9,7 +10,7 @@ import hashlib
 import os
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -24,6 +25,7 @@ except ImportError:  # Windows has none
 __all__ = [
     "PRIVATE",
     "DamagedFileError",
+    "append",
     "exclusive_lock",
     "node_file",
     "open_private",
@@ -31,6 +33,7 @@ __all__ = [
     "read_toml",
     "write_all",
     "write_checksummed",
+    "write_file",
     "write_text",
 ]
 
@@ -93,16 +96,75 @@ def write_checksummed(path: Path, magic: bytes, payload: bytes, *, durable: bool
     OSError
         If the file cannot be written.
     """
+    write_file(path, (magic + hashlib.sha256(payload).digest(), payload), durable=durable)
+
+
+def write_file(path: Path, parts: Iterable[bytes | bytearray], *, durable: bool) -> None:
+    """Write a file from its parts as `write_checksummed` does, without magic line and checksum.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
     temporary = path.with_name(path.name + ".new")
     with open(temporary, "wb", opener=open_private) as file:
-        file.write(magic + hashlib.sha256(payload).digest())
-        file.write(payload)
+        for part in parts:
+            file.write(part)
         if durable:
             file.flush()
             os.fsync(file.fileno())
     os.replace(temporary, path)
-    if durable and hasattr(os, "O_DIRECTORY"):  # Windows has no flush of a folder
+    if durable:
         _flush_folder(path.parent)
+
+
+def append(path: Path, content: bytes, *, length: int, torn: int = 0, durable: bool) -> None:
+    """Write at the end of a file, which only its owner may read; if that fails, it stays as it was.
+
+    Only under a lock of all who write to it. A process that is killed may leave a part at the end.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder is there.
+    content : bytes
+        What comes to its end.
+    length : int
+        The bytes that it has; 0 for a new one.
+    torn : int, default 0
+        Bytes behind them that an earlier write has left, which are cut off.
+    durable : bool
+        Whether the content outlives a power cut as soon as this function returns.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    DamagedFileError
+        If it has another length: somebody else writes to it.
+    """
+    begins = length == 0
+    descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if begins else 0), PRIVATE)
+    try:
+        if os.fstat(descriptor).st_size != length + torn:
+            raise DamagedFileError("was changed by somebody who does not hold its lock")
+        try:
+            if torn:
+                os.ftruncate(descriptor, length)
+            rest, place = memoryview(content), length
+            while rest:
+                written = os.pwrite(descriptor, rest, place)
+                rest, place = rest[written:], place + written
+            if durable:
+                os.fsync(descriptor)
+                if begins:
+                    _flush_folder(path.parent)
+        except OSError:
+            os.ftruncate(descriptor, length)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_all(file: IO[bytes], content: bytes | memoryview) -> None:
@@ -260,6 +322,8 @@ def open_private(path: str, flags: int) -> int:
 
 
 def _flush_folder(folder: Path) -> None:
+    if not hasattr(os, "O_DIRECTORY"):  # Windows has no flush of a folder
+        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from flwr_privacy.accounting import Charge, noise_multiplier, spent
+from flwr_privacy.accounting import REPLACE_ONE, Charge, noise_multiplier, spent
 from flwr_privacy.errors import check_number
 from flwr_privacy.simulations.research.udp.moments import eps_server
 from flwr_privacy.simulations.research.udp.noise_theory import sigma_zcdp
 from flwr_privacy.udp import participations, sigma_paper
 from flwr_privacy.udp.pace import Discounted, LinearDecay, Pace
+from flwr_privacy.udp.schedule import SECRET_NEIGHBOURS
 
 __all__ = ["Calibration", "calibrate", "legend", "table"]
 
@@ -96,7 +97,12 @@ def calibrate(
     for formula, z in _multipliers(epsilon, delta, rounds, q, sampling_rate):
 
         def cost(count: int, accountant: str = "", share: float = 1.0, z: float = z) -> float:
-            charge = Charge(noise_multiplier=z, sampling=sampling_rate * share, count=count)
+            charge = Charge(
+                noise_multiplier=z,
+                neighbours=REPLACE_ONE if share == 1 else SECRET_NEIGHBOURS,
+                sampling=sampling_rate * share,
+                count=count,
+            )
             exact = "gdp" if charge.sampling == 1 else "pld"
             return spent([charge], delta=delta, accountant=accountant or exact)
 
@@ -129,7 +135,10 @@ def _paced(
     paces = {"paper, CRD": Discounted(rounds), "paper, Lei": LinearDecay(rounds)}
     for formula, pace in paces.items():
         factors = list(_factors(pace))
-        charges = [Charge(noise_multiplier=z * factor) for factor in sorted(factors)]
+        charges = [
+            Charge(noise_multiplier=z * factor, neighbours=REPLACE_ONE)
+            for factor in sorted(factors)
+        ]
         often = charges[: participations(len(charges), q)]
         every_round = spent(charges, delta=delta)
         yield Calibration(
@@ -158,7 +167,7 @@ def _multipliers(
     epsilon: float, delta: float, rounds: int, q: float, sampling_rate: float
 ) -> Iterator[tuple[str, float]]:
     budget = {"epsilon": epsilon, "delta": delta}
-    sound = partial(noise_multiplier, epsilon=epsilon, delta=delta)
+    sound = partial(noise_multiplier, epsilon=epsilon, delta=delta, neighbours=REPLACE_ONE)
     most = participations(rounds, q)
     if sampling_rate < 1:
         yield DEFAULT, sound(releases=most, sampling=sampling_rate, accountant="rdp")
@@ -169,7 +178,8 @@ def _multipliers(
     yield DEFAULT, sound(releases=most)
     yield "gdp_worst", sound(releases=rounds)
     accountant = "gdp" if q == 1 else "pld"
-    yield "pld_secret", sound(releases=rounds, sampling=q, accountant=accountant)
+    hidden = partial(sound, releases=rounds, sampling=q, accountant=accountant)
+    yield "pld_secret", hidden(neighbours=SECRET_NEIGHBOURS)
 
 
 def table(rows: Iterable[Calibration]) -> str:
@@ -211,7 +221,8 @@ def legend(rounds: int, q: float, *, sampling_rate: float = 1.0) -> str:
         f"  99 %        for a client in {most} of {rounds} rounds, the most for 99 % of clients",
         "  99 % rdp    an upper bound of it by Rényi DP, which ledgers use with secret samples",
         "  all rounds  for a client that takes part in all rounds",
-        "  hidden      against others, who do not learn who takes part (each drawn by itself)",
+        "  hidden      against others, who do not learn who takes part (each drawn by itself), for",
+        "              a client more or less; all other columns are for data that are replaced",
     ]
     if sampling_rate == 1:
         lines += [

@@ -62,7 +62,11 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
         central = strategy.plan_of(rounds=rounds, q=q, evaluation_q=evaluating)
         evaluation = None
         if central.evaluations:
-            evaluation = Charge(noise_multiplier=central.evaluation_multiplier, gap=central.gap)
+            evaluation = Charge(
+                noise_multiplier=central.evaluation_multiplier,
+                neighbours=central.relation,
+                gap=central.gap,
+            )
         trainings = (central.charge(), central.releases)
         return list(_alike({"train": trainings, "evaluate": (evaluation, central.evaluations)}))
     if isinstance(strategy, ACFL) and strategy.privacy.noise == RECORD:
@@ -166,15 +170,16 @@ def report(settings: Settings) -> str:
     delta, asked = promised.delta or 0.0, settings.per_round or settings.clients
     lines = [
         f"{settings.scheme}: {settings.rounds} rounds of {asked} of {settings.clients} clients",
-        f"protects {promised.protects} against {promised.adversary}",
+        f"protects {promised.protects} against {promised.adversary}, for data sets where "
+        f"{promised.neighbours}",
     ]
     for cost in planned_charges(settings):
         lines.append(f"{cost.clients}:")
         for phase, charge, times in cost.releases:
-            sample = f", records sampled at {charge.sampling:.6g}" if charge.sampling < 1 else ""
+            sample = f", sampled at {charge.sampling:.6g}" if charge.sampling < 1 else ""
             lines.append(
-                f"  {phase}: noise multiplier {charge.noise_multiplier:.6g}{sample}, gap "
-                f"{charge.gap:.3g}; {times} releases at most"
+                f"  {phase}: noise multiplier {charge.noise_multiplier:.6g} ({charge.neighbours})"
+                f"{sample}, gap {charge.gap:.3g}; {times} releases at most"
             )
         told = [f"{value:.6g} ({name})" for name, value in cost.epsilons(delta).items()]
         lines.append(f"  epsilon at delta {delta:g}: {', '.join(told)}")

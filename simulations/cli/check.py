@@ -20,6 +20,13 @@ def check(
     secure_sum: Annotated[
         bool, typer.Option("--secure-sum", help="The server learns only sums of the updates.")
     ] = False,
+    unit: Annotated[
+        str | None,
+        typer.Option(
+            help="What is protected: user (all data of a client) or record with udp, device or "
+            "record with m2fdp; by default not the record."
+        ),
+    ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Change the app's files, where they are.")
     ] = False,
@@ -46,7 +53,9 @@ def check(
     from flwr_privacy.simulations.inspector.inspection import inspect_app
     from flwr_privacy.simulations.inspector.wraps import Options, check_scheme
 
-    options = Options(secure_sum=secure_sum, epsilon=epsilon, delta=delta, clients=clients)
+    options = Options(
+        secure_sum=secure_sum, epsilon=epsilon, delta=delta, clients=clients, unit=unit
+    )
     check_scheme(scheme, options)
     read = AppFolder.read(app)
     for line in described(read):

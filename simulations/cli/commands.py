@@ -1,7 +1,5 @@
 """The command line: `flwr-privacy` and its commands, by name."""
 
-import os
-import sys
 from typing import Annotated
 
 import click
@@ -9,19 +7,21 @@ import typer
 from typer.core import TyperGroup
 
 from flwr_privacy import __version__
-from flwr_privacy.errors import FlwrPrivacyError, check_choice
+from flwr_privacy.errors import check_choice
 
 from .check import check
 from .deployed import deploy
+from .exit_codes import EXIT_CODES
 from .ledger import ledger
 from .listing import ListingCommand
 from .nodes import doctor, executor, key, node
 from .research import attack, best_rounds, calibrate, experiment, reliability, replication
-from .results import demo, report, verify
+from .results import demo, report
 from .state import state
 from .training import run
+from .verify import add_verify
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 
 class Commands(TyperGroup):
@@ -50,11 +50,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-EXIT_CODES = """Exit codes: 0 done, 2 wrong parameter, 3 data missing or damaged, 4 the engine or
-the app failed, 5 checkpoint unfit, 6 the two ends disagree, 7 ledger unfit, 8 declined, 9 charged
-without an answer, 10 no round gave a model, 11 too few clients train, 12 every answer was refused,
-130 interrupted."""
-
 for command in (
     *(
         check,
@@ -67,28 +62,14 @@ for command in (
         attack,
         experiment,
         replication,
-        verify,
     ),
     *(executor, key, doctor, reliability),
 ):
     listed = command in (run, deploy)
     app.command(epilog=EXIT_CODES, cls=ListingCommand if listed else None)(command)
+add_verify(app)
 for name, group in (("ledger", ledger), ("state", state), ("node", node)):
     app.add_typer(group, name=name, cls=Commands)
-
-
-def main() -> None:
-    """Run the command line; a mistake of the user prints one line and sets the exit code."""
-    # Pictures are drawn into files. Matplotlib refuses to start where a notebook's backend, which
-    # is not needed for that, is set and not installed.
-    os.environ["MPLBACKEND"] = "agg"
-    try:
-        app(prog_name="flwr-privacy")
-    except FlwrPrivacyError as error:
-        typer.echo(f"error: {error}", err=True)
-        for note in getattr(error, "__notes__", ()):
-            typer.echo(note, err=True)
-        sys.exit(error.exit_code)
 
 
 @app.callback(invoke_without_command=True)

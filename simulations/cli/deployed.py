@@ -10,8 +10,8 @@ from flwr_privacy.simulations.runner.jobs import SEED_WARNING, next_folder
 from flwr_privacy.simulations.runner.progress import how_it_ended
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
+from .operator_options import RUNS
 from .run_options import (
-    RUNS,
     AcceptLostRounds,
     Assignments,
     DataRoot,

@@ -7,7 +7,13 @@ import typer
 
 from flwr_privacy.simulations.settings.run_settings import Settings
 
-from .operator_options import PolicyFile, StateFolderOrNone, print_checks, write_or_print
+from .operator_options import (
+    PolicyFile,
+    StateFolderOrNone,
+    WitnessFolder,
+    print_checks,
+    write_or_print,
+)
 from .run_options import DataRoot
 
 __all__ = ["doctor", "executor", "key", "node"]
@@ -50,6 +56,7 @@ def check(
     key: KeyFile = None,
     certificate: CertificateFile = None,
     allowed_apps: AppsFile = None,
+    witness: WitnessFolder = None,
     superlink: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="SuperLink to ask for certificate, time, version."),
@@ -66,6 +73,7 @@ def check(
         key=key,
         certificate=certificate,
         allowed_apps=allowed_apps,
+        witness=witness,
     )
     print_checks(check_node(files, superlink))
 

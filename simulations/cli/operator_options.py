@@ -1,6 +1,8 @@
 """The options that an operator's commands share, and how they print what they find."""
 
+import os
 from collections.abc import Sequence
+from errno import EACCES, EISDIR, ENOTDIR
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +13,20 @@ from flwr_privacy.simulations.operations.checks import FAIL, Check
 from flwr_privacy.wire.files import PRIVATE, write_text
 
 __all__ = [
+    "RUNS",
     "AsCSV",
     "AsJSON",
     "PolicyFile",
     "StateFolder",
     "StateFolderOrNone",
+    "WitnessFolder",
+    "check_can_write",
     "print_checks",
     "write_or_print",
 ]
+
+RUNS = Path("runs")
+"""Where the commands put runs without `--out`."""
 
 # As a node reads them (`flwr_privacy.clients.node.context_store`, which imports SciPy).
 PolicyFile = Annotated[
@@ -30,6 +38,10 @@ _STATE = typer.Option(
 )
 StateFolder = Annotated[Path, _STATE]
 StateFolderOrNone = Annotated[Path | None, _STATE]
+WitnessFolder = Annotated[
+    Path | None,
+    typer.Option("--witness", envvar="FLWR_PRIVACY_WITNESS", help="The privacy-witness folder."),
+]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsCSV = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 
@@ -68,3 +80,26 @@ def write_or_print(text: str, out: Path | None, *, mode: int = PRIVATE) -> None:
         allowed = f"a file that can be written ({error.strerror})"
         raise InvalidParameterError("--out", str(out), allowed) from error
     typer.echo(f"written: {out}", err=True)
+
+
+def check_can_write(out: Path, *, folder: bool = False) -> None:
+    """Refuse a place where results could not be written, before the work that they come from.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is one.
+    """
+    place = out if folder else out.parent
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    wrong = 0
+    if not folder and out.is_dir():
+        wrong = EISDIR
+    elif not place.is_dir():
+        wrong = ENOTDIR
+    elif not os.access(place, os.W_OK | os.X_OK):
+        wrong = EACCES
+    if wrong:
+        allowed = f"a {'folder' if folder else 'file'} that can be written ({os.strerror(wrong)})"
+        raise InvalidParameterError("--out", str(out), allowed)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_integ
 from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, Engine
 from flwr_privacy.simulations.settings.run_settings import parse_assignments
 
+from .operator_options import check_can_write
 from .run_options import Assignments, DataRoot, settings_of
 
 if TYPE_CHECKING:
@@ -157,6 +159,10 @@ def _evaluation_of(unit: str, given: Mapping[str, Any]) -> tuple["PrivateEvaluat
     for key, value in given.items():
         if key not in known or "evaluation" not in given:
             allowed = f"nothing for udp, which takes evaluation=private and {', '.join(known[1:])}"
+            options = {name: f"--{name.replace('_', '-')}" for name in (*_ALWAYS, *_USED[unit])}
+            if key not in known:
+                close = get_close_matches(key, [*known, *options], n=1)
+                allowed += "".join(f" (nearest: {options.get(name, name)})" for name in close)
             raise InvalidParameterError(key, value, allowed)
     own = {key: value for key, value in given.items() if key != "fraction_evaluate"}
     asked = given.get("fraction_evaluate", 1.0)
@@ -297,7 +303,7 @@ def attack(
         int, typer.Option(help="Root of all random draws except those of the schemes.")
     ] = 0,
     seeds: Annotated[
-        int, typer.Option(help="How many seeds from there on; of secure-sum, which prints ranges.")
+        int, typer.Option(help="How many seeds from there on; of several, numbers are ranges.")
     ] = 1,
     data_root: DataRoot = None,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/attack"),
@@ -305,21 +311,23 @@ def attack(
     """Attack a scheme: show which records a server recovers, or audit the noise of all schemes."""
     from rich.console import Console
 
-    from flwr_privacy.simulations.research.attack import ATTACKS, OVER_SEEDS
+    from flwr_privacy.simulations.research.attack import ATTACKS, ONE_SEED
+    from flwr_privacy.simulations.research.attacks.over_seeds import over_seeds
     from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 
-    if check_integer("seeds", seeds, minimum=1) != 1 and scheme not in OVER_SEEDS:
-        raise InvalidParameterError("seeds", seeds, f"1, but for {', '.join(OVER_SEEDS)}")
+    attack = ATTACKS[check_choice("scheme", scheme, ATTACKS)]
+    if check_integer("seeds", seeds, minimum=1) != 1 and scheme in ONE_SEED:
+        allowed = f"1 for {scheme}: the error of its verdicts is controlled over one report"
+        raise InvalidParameterError("seeds", seeds, allowed)
     options = AttackOptions(
         task=task,
         clients=clients,
         records=records,
         seed=seed,
-        seeds=seeds,
         data_root=data_root,
         out=out,
     )
-    report = ATTACKS[check_choice("scheme", scheme, ATTACKS)](options)
+    report = over_seeds(attack, options, seeds=seeds)
     console = Console()
     for table in report.tables:
         console.print(table)
@@ -363,20 +371,22 @@ def experiment(
 
     chosen = experiments.experiment(name)
     folder = out or Path("runs/experiments", f"{name}-full" if full else name)
+    numbers, where = experiments.read_seeds(seeds), Engine(name=engine)
+    check_can_write(folder, folder=True)
     runs = train(
         chosen,
         folder,
-        seeds=experiments.read_seeds(seeds),
-        engine=Engine(name=engine),
-        jobs=jobs or (2 if engine == "inline" else 1),
+        seeds=numbers,
+        engine=where,
+        jobs=(2 if engine == "inline" else 1) if jobs is None else jobs,
         full=full,
         data_root=data_root,
     )
     results = ExperimentResults(experiment=chosen, full=full, runs=runs)
-    picture, numbers = save(results, folder)
+    picture, written = save(results, folder)
     for table in tables(results):
         Console().print(table)
-    typer.echo(f"picture: {picture}\nnumbers: {numbers}")
+    typer.echo(f"picture: {picture}\nnumbers: {written}")
 
 
 def replication(
@@ -392,6 +402,7 @@ def replication(
     from flwr_privacy.simulations.research.experiments.replication import replication as page
     from flwr_privacy.wire.files import write_text
 
+    check_can_write(out)
     text = page(runs, out.read_text(encoding="utf-8") if out.is_file() else "")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, text)
@@ -436,6 +447,7 @@ def reliability(
     given = [name for name, there in asked.items() if there]
     if len(given) > 1:
         raise InvalidParameterError("options", given, f"one of {', '.join(asked)}")
+    check_can_write(out)
     section = ""
     found_of: Callable[[str], pages.Found] | None = None
     if rounds is not None:
@@ -460,6 +472,7 @@ def reliability(
         typer.echo(f"{title}\n{pages.table(matrices[title])}\n")
         # After each: the whole takes minutes, and somebody may have enough.
         earlier = out.read_text(encoding="utf-8") if out.exists() else ""
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, pages.page(matrices, order=order, earlier=earlier))
     typer.echo(f"page: {out}")
     cells = [(title, cell) for title, found in matrices.items() for cell in found]

@@ -1,4 +1,4 @@
-"""The commands that read runs: `report`, `verify`, and `demo`, which makes its own."""
+"""The commands `report`, which reads runs, and `demo`, which makes its own."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -6,15 +6,14 @@ from typing import Annotated
 
 import typer
 
-from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.demo import TITLE, demo_runs
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out
 from flwr_privacy.simulations.settings.card_run import opened
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
-from .run_options import RUNS
+from .demo_runs import TITLE, demo_runs
+from .operator_options import RUNS
 
-__all__ = ["demo", "report", "verify"]
+__all__ = ["demo", "report"]
 
 
 def report(
@@ -64,33 +63,3 @@ def demo(
             stack.enter_context(folder.alone())
         carry_out(folders, where)
     typer.echo(f"report: {write_report(folders, parent, title=TITLE, about=about)}")
-
-
-def verify(
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Folder of a run, or a privacy card; by default the newest card in "
-            "flwr-privacy-runs and runs."
-        ),
-    ] = None,
-) -> None:
-    """Recompute the epsilon of a run from its privacy card alone."""
-    from flwr_privacy.privacy.card import PrivacyCard
-    from flwr_privacy.strategies.state.card_folder import newest_card
-
-    if run is None:
-        path = newest_card(RUNS)
-        typer.echo(f"card: {path}")
-    else:
-        path = RunFolder(run).card_path if run.is_dir() else run
-    if not path.is_file():
-        raise InvalidParameterError("run", str(run), "the folder of a run with a privacy-card.json")
-    card = PrivacyCard.from_json(path.read_bytes())
-    numbers = card.verify()
-    typer.echo(card.guarantee.text())
-    for accountant, (stated, computed) in numbers.items():
-        typer.echo(f"epsilon ({accountant}): stated {stated:.6g}, recomputed {computed:.6g}")
-    clients = len(card.charges())
-    typer.echo(f"answers: {card.answers()}")
-    typer.echo(f"verified: {len(card.releases)} releases of {clients} clients")

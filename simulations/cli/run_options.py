@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS
 from flwr_privacy.simulations.settings.run_settings import (
     Settings,
@@ -16,7 +17,6 @@ from flwr_privacy.simulations.settings.run_settings import (
 )
 
 __all__ = [
-    "RUNS",
     "AcceptLostRounds",
     "Assignments",
     "DataRoot",
@@ -62,20 +62,27 @@ AcceptLostRounds = Annotated[
         "that it lacks are given up; their charges stay on the privacy card.",
     ),
 ]
-RUNS = Path("runs")
-"""Where the commands put runs without `--out`."""
-
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")]
 
 
 def given(
     assignments: Sequence[str] | None, data_root: Path | None, **options: Any
 ) -> dict[str, Any]:
-    """Return the settings that a command line has, with dotted keys."""
+    """Return the settings that a command line has, with dotted keys.
+
+    Raises
+    ------
+    InvalidParameterError
+        If two are for the same key.
+    """
     root = None if data_root is None else str(data_root.resolve())
     chosen = {**options, "data_root": root}
     values = {key: value for key, value in chosen.items() if value is not None}
-    return values | parse_assignments(assignments or [])
+    own = parse_assignments(assignments or [])
+    for key in values.keys() & own.keys():
+        option = f"--{key.removeprefix('partition.kind') or 'partition'}".replace("_", "-")
+        raise InvalidParameterError("--set", f"{key}={own[key]}", f"one value: {option} has one")
+    return values | own
 
 
 def settings_of(

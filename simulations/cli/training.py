@@ -12,12 +12,18 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.engines.placement import Machine, crowded
 from flwr_privacy.simulations.engines.ray_engine import RayResources
 from flwr_privacy.simulations.reports.tree_nodes import read_tree
-from flwr_privacy.simulations.runner.jobs import SEED_WARNING, Engine, carry_out, next_folder
+from flwr_privacy.simulations.runner.jobs import (
+    SEED_WARNING,
+    Engine,
+    carry_out,
+    check_machine,
+    next_folder,
+)
 from flwr_privacy.simulations.runner.progress import how_it_ended, planned_rounds
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
+from .operator_options import RUNS
 from .run_options import (
-    RUNS,
     AcceptLostRounds,
     Assignments,
     DataRoot,
@@ -140,6 +146,7 @@ def run(
         _check_engine(where, of_ray)
         told: list[str] = []
         settings = settings_of(values, download=download, say=told.append)
+        check_machine(where, settings)
         folder = RunFolder.create(
             out or next_folder(RUNS, settings),
             settings,

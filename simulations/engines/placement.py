@@ -126,6 +126,27 @@ def crowded(workers: int, machine: Machine) -> str | None:
     )
 
 
+def check_cpus(resources: RayResources, processors: int) -> None:
+    """Refuse more CPUs for a client than there are; Ray would wait for them, or break off.
+
+    Parameters
+    ----------
+    resources : RayResources
+        What a client is to get. Of a cluster that runs elsewhere nothing is known here.
+    processors : int
+        Those that Ray has.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there are not as many.
+    """
+    there = processors if resources.total_cpus is None else resources.total_cpus
+    if resources.ray_address is None and resources.cpus_per_client > there:
+        allowed = f"at most the {there} CPUs of this machine"
+        raise InvalidParameterError("cpus_per_client", resources.cpus_per_client, allowed)
+
+
 def check_gpus(resources: RayResources, machine: Machine, *, model_bytes: int) -> None:
     """Refuse a share of a GPU that does not exist here or in which the model does not fit.
 

@@ -54,6 +54,11 @@ class Mod:
         return self.dotted.rpartition(".")[2]
 
     @property
+    def sums(self) -> bool:
+        """Whether it is one of Flower's for secure aggregation."""
+        return self.replaced and self.name.startswith("secagg")
+
+    @property
     def replaced(self) -> bool:
         """Whether it is one of Flower's that a scheme takes the place of."""
         return self.name in REPLACED_MODS and self.dotted.startswith("flwr.")

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from .app_folder import AppFolder
 from .arrays import Arrays, InitialArray
-from .client_change import replaced_mods
+from .changes.client_change import replaced_mods
+from .changes.server_change import METRICS_FUNCTIONS
 from .client_half import NUMPY, REPLACED_MODS, ClientHalf, client_half
-from .server_change import METRICS_FUNCTIONS
 from .server_half import ServerHalf, server_half
 from .source import Source, keyword_of
+from .training.trainings import trainings
 from .unfit import own_start
 from .wraps import Wrap
 
@@ -45,11 +46,12 @@ def losses(app: AppFolder, wrap: Wrap) -> list[str]:
     """Return what a scheme takes from an app, refuses or passes on unprotected, as sentences."""
     server, client = server_half(app), client_half(app)
     return [
-        *_of_mods(client),
+        *_of_mods(client, wrap),
         *_of_metrics(server, client, wrap),
         *_of_evaluations(server, client, wrap),
         *_of_messages(app, server, client, wrap),
         *_of_start(server, wrap),
+        *_of_training(wrap),
     ]
 
 
@@ -102,9 +104,12 @@ def _where(app: AppFolder, source: Source, node: ast.expr) -> str:
     return f"{folder}/{source.line(node)}".removeprefix("./")
 
 
-def _of_mods(client: ClientHalf) -> Iterator[str]:
+def _of_mods(client: ClientHalf, wrap: Wrap) -> Iterator[str]:
     for mod in replaced_mods(client):
-        yield f"the mod {mod.name} goes: {REPLACED_MODS[mod.name]}"
+        why = REPLACED_MODS[mod.name]
+        if mod.sums and not wrap.summed:
+            why = "the server sees each noised update; with --secure-sum it learns only sums"
+        yield f"the mod {mod.name} goes: {why}"
     left = [m for m in client.mods or () if m not in replaced_mods(client)]
     if left:
         names = ", ".join(mod.name or client.source.segment(mod.node) for mod in left)
@@ -122,7 +127,7 @@ def _of_mods(client: ClientHalf) -> Iterator[str]:
 def _of_metrics(server: ServerHalf, client: ClientHalf, wrap: Wrap) -> Iterator[str]:
     if wrap.sends_metrics:
         return
-    names = sorted({name for f in _trainings(client) for name in _metric_names(*f)})
+    names = sorted({name for f in trainings(client) for name in _metric_names(*f)})
     said = f" ({', '.join(names)})" if names else ""
     yield f"metrics of the clients' training{said} do not leave the nodes"
     for strategy in server.strategies:
@@ -180,21 +185,26 @@ def _of_start(server: ServerHalf, wrap: Wrap) -> Iterator[str]:
             yield "list(replies) holds every reply in memory, and the round waits for every client"
 
 
+def _of_training(wrap: Wrap) -> Iterator[str]:
+    if wrap.trainer == "train_per_record":
+        yield (
+            "a round is one step on all records of a client, each of which is clipped by itself: "
+            "the app's epochs, batches, optimiser and learning rate have no effect. learning_rate "
+            "of RecordLevel is the step; it takes more rounds than before"
+        )
+    elif wrap.trainer:
+        yield (
+            "a local step takes each record with the probability sampling_rate of RecordNoise: the "
+            "app's epochs, batches and optimiser have no effect. schedule=EventSchedule(steps=...) "
+            "of the strategy has a round take more steps"
+        )
+
+
 def _lists(function: ast.FunctionDef) -> bool:
     return any(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "list"
         for node in ast.walk(function)
     )
-
-
-def _trainings(client: ClientHalf) -> Iterator[tuple[Source, ast.FunctionDef]]:
-    for function in client.functions:
-        if function.message_type == "train":
-            yield function.source, function.node
-    if client.kind == NUMPY:
-        for node in ast.walk(client.source.tree):
-            if isinstance(node, ast.FunctionDef) and node.name == "fit":
-                yield client.source, node
 
 
 def _metric_names(source: Source, function: ast.FunctionDef) -> Iterator[str]:

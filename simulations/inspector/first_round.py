@@ -115,7 +115,8 @@ def _legacy(app: ServerApp, context: Context) -> FirstRoundError | None:
     if server_fn is None:
         return None
     parts = server_fn(context)
-    parameters = getattr(parts.strategy, "initial_parameters", None)
+    strategy = getattr(parts.strategy, "strategy", parts.strategy)  # inside Flower's wrapper
+    parameters = getattr(strategy, "initial_parameters", None)
     if parameters is None:
         raise SystemExit("the strategy has no initial_parameters")
     arrays = ArrayRecord(parameters_to_ndarrays(parameters))
@@ -126,7 +127,7 @@ def _description(found: FirstRoundError) -> dict[str, Any]:
     assert found.arrays is not None
     arrays = {name: array.numpy() for name, array in found.arrays.items()}
     looks = set(suspected(arrays))
-    strategy = found.strategy
+    strategy = getattr(found.strategy, "strategy", found.strategy)  # inside Flower's wrapper
 
     def said(name: str, older: str, otherwise: float) -> Any:
         return getattr(strategy, name, getattr(strategy, older, otherwise))

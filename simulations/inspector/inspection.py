@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 from .app_folder import AppFolder
 from .arrays import Arrays, arrays_of
-from .change import Change, change_of
+from .changes.change import Change, change_of
+from .changes.wrapper_change import unwrapped
 from .findings import losses
 from .foresight import forecast_of
 from .unfit import UnfitError, check_fits
@@ -43,6 +44,23 @@ class Inspection:
     forecast: str
 
 
+def check_trainable(found: Arrays | None, wrap: Wrap) -> None:
+    """Refuse a model whose layers mix the records, where a scheme protects the single ones.
+
+    Raises
+    ------
+    UnfitError
+        If it is one.
+    """
+    mixed = [] if found is None else [a.name for a in found.arrays if a.is_statistic or a.suspected]
+    if wrap.trainer and mixed:
+        raise UnfitError(
+            f"with the unit 'record' no layer may mix the records, and these arrays are running "
+            f"statistics of layers that do: {', '.join(mixed)}",
+            ["replace batch normalisation by GroupNorm or LayerNorm, or leave out --unit record"],
+        )
+
+
 def inspect_app(app: AppFolder, scheme: str, options: Options, *, run: bool = True) -> Inspection:
     """Inspect an app for a scheme; nothing is trained, and nothing of the app changes.
 
@@ -67,9 +85,11 @@ def inspect_app(app: AppFolder, scheme: str, options: Options, *, run: bool = Tr
     """
     if scheme in BRING_THEIR_CLIENT:
         raise UnfitError(BRING_THEIR_CLIENT[scheme])
-    check_fits(app, wrap_of(scheme, options))
+    plain = unwrapped(app, wrap_of(scheme, options))
+    check_fits(plain.app, plain.wrap)
     found = arrays_of(app) if run else NOT_RUN
     known = found if isinstance(found, Arrays) else None
+    check_trainable(known, wrap_of(scheme, options))
     fewest = FEWEST_CLIENTS if known is None else known.min_available_nodes
     clients = options.clients or app.nodes or fewest
     wrap = wrap_of(scheme, replace(options, clients=clients))
@@ -79,6 +99,6 @@ def inspect_app(app: AppFolder, scheme: str, options: Options, *, run: bool = Tr
         found,
         clients,
         change_of(app, wrap),
-        tuple(losses(app, wrap)),
+        (*plain.told(options, None if known is None else known.rounds), *losses(plain.app, wrap)),
         "" if known is None else forecast_of(wrap, known, clients=clients),
     )

@@ -1,20 +1,22 @@
 """Says why a scheme does not fit an app, and which lines to change by hand."""
 
 import ast
-from collections.abc import Sequence
-
-from flwr_privacy.errors import DeclinedError
 
 from .app_folder import AppFolder
-from .client_half import REPLACED_MODS, ClientHalf, client_half
+from .client_half import REPLACED_MODS, ClientHalf, Mod, client_half
 from .server_half import ServerHalf, StrategyCall, server_half
-from .source import Source
+from .source import Source, keyword_of
+from .unfit_error import UnfitError
+from .workflow import with_workflow
 from .wraps import Wrap
 
-__all__ = ["INNER", "UnfitError", "check_fits", "check_strategy", "own_start"]
+__all__ = ["INNER", "WRAPPER", "UnfitError", "check_fits", "check_strategy", "own_start"]
 
 INNER = {"FedAdagrad", "FedAdam", "FedAvgM", "FedProx", "FedYogi"}
 """Flower's strategies that take a scheme's average as one reply."""
+
+WRAPPER = "DifferentialPrivacy"
+"""How the names of Flower's wrappers with clipping and noise begin."""
 
 _WHY_NOT = {
     **dict.fromkeys(
@@ -27,24 +29,6 @@ _WHY_NOT = {
 }
 
 
-class UnfitError(DeclinedError):
-    """A scheme does not fit an app, or the change cannot be made safely.
-
-    Parameters
-    ----------
-    reason : str
-        Why.
-    by_hand : sequence of str
-        What to change by hand.
-    """
-
-    def __init__(self, reason: str, by_hand: Sequence[str] = ()) -> None:
-        super().__init__(reason)
-        self.by_hand = tuple(by_hand)
-        for line in by_hand:
-            self.add_note(f"by hand: {line}")
-
-
 def check_fits(app: AppFolder, wrap: Wrap) -> None:
     """Refuse an app that a scheme cannot go around.
 
@@ -55,17 +39,12 @@ def check_fits(app: AppFolder, wrap: Wrap) -> None:
     """
     server, client = server_half(app), client_half(app)
     if server.workflows:
-        source, node = server.workflows[0]
-        raise UnfitError(
-            "the server runs a workflow of Flower's older API, which talks to the clients in "
-            f"messages of its own: {source.line(node)}",
-            [
-                "replace the workflow by strategy.start(grid, initial_arrays, num_rounds=...), and "
-                "SecAgg+ by secure_sum=SecureSum() of the strategy"
-            ],
-        )
+        raise with_workflow(server, client, wrap)
     if not server.strategies:
         raise _without_strategy(server, client)
+    for strategy in server.strategies:
+        if strategy.name.startswith(WRAPPER):
+            raise _with_wrapper(strategy)
     if len(server.strategies) > 1:
         raise UnfitError(
             "the app makes more than one strategy",
@@ -73,6 +52,25 @@ def check_fits(app: AppFolder, wrap: Wrap) -> None:
         )
     check_strategy(server.strategies[0], wrap)
     _check_client(client)
+    for mod in client.mods or ():
+        _check_protection(client, mod, wrap)
+
+
+def _with_wrapper(strategy: StrategyCall) -> UnfitError:
+    """Return the error for a strategy inside Flower's own wrapper, where it has to stay."""
+    call, source = strategy.call, strategy.source
+    inner = keyword_of(call, "strategy") or (call.args[0] if call.args else None)
+    by_hand = ["--scheme central-dp takes its place, with its clipping norm"]
+    if inner is not None:
+        by_hand.append(
+            f"for another scheme write {source.segment(inner)} in the place of this call: "
+            f"{source.line(call)}"
+        )
+    return UnfitError(
+        f"Flower's {strategy.name} clips and adds noise by itself: noise of two kinds would be "
+        f"added, and no ledger counts the first: {source.line(call)}",
+        by_hand,
+    )
 
 
 def _without_strategy(server: ServerHalf, client: ClientHalf) -> UnfitError:
@@ -115,6 +113,19 @@ def _check_client(client: ClientHalf) -> None:
                 )
 
 
+def _check_protection(client: ClientHalf, mod: Mod, wrap: Wrap) -> None:
+    """Refuse to take out a mod that protects something, where nothing takes its place."""
+    if not mod.replaced or wrap.spends or (mod.sums and wrap.summed):
+        return
+    by_hand = ["--secure-sum takes its place" if mod.sums else "--scheme central-dp or udp does"]
+    raise UnfitError(
+        f"the mod {mod.name} protects what the clients send, and {wrap.scheme} "
+        f"{'without a secure sum ' if mod.sums else ''}puts nothing in its place: "
+        f"{client.source.line(mod.node)}",
+        [*by_hand, "or take it out yourself, if nothing is to be protected"],
+    )
+
+
 def check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:
     """Refuse a strategy whose place a scheme cannot take.
 
@@ -129,12 +140,14 @@ def check_strategy(strategy: StrategyCall, wrap: Wrap) -> None:
             f"the server has the strategy {strategy.name} of this library already: {where}",
             [f"write {wrap.strategy}({', '.join([*wrap.arguments, '...'])}) in its place"],
         )
-    if strategy.name.startswith("DifferentialPrivacy"):
-        raise UnfitError(
-            f"Flower's {strategy.name} clips and adds noise by itself: noise of two kinds would be "
-            f"added, and no ledger counts the first: {where}",
-            ["take the strategy out of it, with its mod on the clients; UDP or CentralDP do that"],
-        )
+    level = keyword_of(strategy.call, "privacy")
+    if strategy.ours and isinstance(level, ast.Call) and wrap.level:
+        written = strategy.source.dotted(level.func).rpartition(".")[2]
+        if written not in ("", wrap.level):
+            raise UnfitError(
+                f"the strategy has privacy={written}(...) already: {where}",
+                [f"write {argument}" for argument in wrap.arguments],
+            )
     if why := _WHY_NOT.get(strategy.name):
         raise UnfitError(f"the strategy {strategy.name}: {why}: {where}")
     if not (strategy.ours or strategy.name == "FedAvg" or strategy.name in INNER):

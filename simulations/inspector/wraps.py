@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.strategies import SchemeStrategy
+from flwr_privacy.strategies import M2FDP, MSP, MSPDQ, SchemeStrategy
 
 __all__ = [
     "BRING_THEIR_CLIENT",
@@ -19,6 +19,7 @@ __all__ = [
 ]
 
 STRATEGIES = "flwr_privacy.strategies"
+TORCH = "flwr_privacy.clients.torch"
 FEWEST_CLIENTS = 2
 """How many clients Flower's strategies wait for, where nothing else is said."""
 
@@ -37,6 +38,9 @@ class Options:
         Its delta.
     clients : int, optional
         Number of clients, for a tree and for the forecast.
+    unit : str, optional
+        What is protected: "user" (by default) or "record" with udp, "device" or "record" with
+        m2fdp. The other schemes leave no choice.
 
     Raises
     ------
@@ -48,6 +52,7 @@ class Options:
     epsilon: float = 8.0
     delta: float = 1e-5
     clients: int | None = None
+    unit: str | None = None
 
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, minimum=1e-9)
@@ -80,7 +85,7 @@ class Wrap:
         Whether it needs to know the rounds where the app's own `start` runs them.
     no_own_start : str
         Why the app's own `start` cannot run its rounds; "" if it can.
-    not_called : tuple of str
+    not_called : frozenset of str
         Methods of Flower's strategies that its rounds do not call.
     sends_metrics : bool
         Whether the clients' metrics reach the server.
@@ -88,6 +93,8 @@ class Wrap:
         Whether running statistics stay with the server.
     spends : bool
         Whether clients spend a privacy budget.
+    trainer : str
+        The function of `flwr_privacy.clients.torch` that the training has to call; "" if none.
     """
 
     scheme: str
@@ -97,10 +104,22 @@ class Wrap:
     imports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     takes_rounds: bool = False
     no_own_start: str = ""
-    not_called: tuple[str, ...] = ()
+    not_called: frozenset[str] = frozenset()
     sends_metrics: bool = False
     keeps_statistics: bool = True
     spends: bool = False
+    trainer: str = ""
+
+    @property
+    def summed(self) -> bool:
+        """Whether the server learns only sums."""
+        return any("SecureSum(" in a or "DistributedNoise(" in a for a in self.arguments)
+
+    @property
+    def level(self) -> str:
+        """The class of the strategy's argument `privacy`; "" if there is none."""
+        given = next((a for a in self.arguments if a.startswith("privacy=")), "")
+        return given.removeprefix("privacy=").partition("(")[0]
 
     def keeping_back(self, names: Sequence[str]) -> "Wrap":
         """Return the scheme with arrays that look like running statistics kept back."""
@@ -120,6 +139,10 @@ class Wrap:
         strategy: SchemeStrategy = names[self.strategy](**made, **keywords)
         return strategy
 
+
+RECORD = "record"
+STEP = 4.0
+"""The step size that is written for the record level; the noise grows with it."""
 
 SECURE_SUM = "secure_sum=SecureSum()"
 SUMS = {"flwr_privacy.secure_sum": ("SecureSum",)}
@@ -163,18 +186,22 @@ def _fedavg(options: Options) -> Wrap:
 
 def _udp(options: Options) -> Wrap:
     shared = ", shared_noise=True" if options.secure_sum else ""
+    record = options.unit == RECORD
+    level = "RecordLevel" if record else "UserLevel"
+    step = f", learning_rate={STEP}" if record else ""
     return Wrap(
         scheme="udp",
         strategy="UDP",
         client_app="UDPClientApp",
         arguments=(
-            f"privacy=UserLevel({options.budget}{shared})",
+            f"privacy={level}({options.budget}{step}{shared})",
             *((SECURE_SUM,) if options.secure_sum else ()),
         ),
-        imports={STRATEGIES: ("UserLevel",), **(SUMS if options.secure_sum else {})},
+        imports={STRATEGIES: (level,), **(SUMS if options.secure_sum else {})},
         takes_rounds=True,
         no_own_start=NO_SUM_UNDER_OWN_START if options.secure_sum else "",
         spends=True,
+        trainer="train_per_record" if record else "",
     )
 
 
@@ -201,7 +228,7 @@ def _mspdq(options: Options) -> Wrap:
         arguments=(SECURE_SUM, "bits=8", "bound=4.0") if summed else ("bits=8",),
         imports=SUMS if summed else {},
         no_own_start=SEVERAL_EXCHANGES,
-        not_called=("aggregate_train",),
+        not_called=MSPDQ.not_called,
     )
 
 
@@ -211,24 +238,27 @@ def _msp(options: Options) -> Wrap:
         strategy="MSP",
         client_app="MSPClientApp",
         no_own_start=SEVERAL_EXCHANGES,
-        not_called=("aggregate_train",),
+        not_called=MSP.not_called,
     )
 
 
 def _m2fdp(options: Options) -> Wrap:
     fanouts = _fanouts(options.clients or FEWEST_CLIENTS)
+    record = options.unit == RECORD
+    noise, rate = ("RecordNoise", ", sampling_rate=0.05") if record else ("DeviceNoise", "")
     return Wrap(
         scheme="m2fdp",
         strategy="M2FDP",
         client_app="M2FDPClientApp",
         arguments=(
             f"tree=TierTree.of_fanouts({fanouts}, p=0.5)",
-            f"privacy=DeviceNoise({options.budget}, clipping_norm=1.0)",
+            f"privacy={noise}({options.budget}, clipping_norm=1.0{rate})",
         ),
-        imports={STRATEGIES: ("DeviceNoise",), "flwr_privacy.m2fdp": ("TierTree",)},
+        imports={STRATEGIES: (noise,), "flwr_privacy.m2fdp": ("TierTree",)},
         no_own_start="what a client is asked depends on its place in the tree",
-        not_called=("configure_train", "aggregate_train"),
+        not_called=M2FDP.not_called,
         spends=True,
+        trainer="train_poisson" if record else "",
     )
 
 
@@ -240,6 +270,9 @@ WRAPS = {
     "msp": _msp,
     "m2fdp": _m2fdp,
 }
+UNITS = {"udp": ("user", RECORD), "m2fdp": ("device", RECORD)}
+"""Units that there is a choice of."""
+
 _SUMMABLE = {"fedavg", "udp", "central-dp", "mspdq"}
 
 
@@ -249,12 +282,17 @@ def check_scheme(scheme: str, options: Options) -> None:
     Raises
     ------
     InvalidParameterError
-        If there is no such scheme, or it has no secure sum.
+        If there is no such scheme, or it has no secure sum or no such unit.
     """
     check_choice("scheme", scheme, [*WRAPS, *BRING_THEIR_CLIENT])
     if options.secure_sum and scheme not in _SUMMABLE:
         allowed = f"no --secure-sum with '{scheme}': it goes with {', '.join(sorted(_SUMMABLE))}"
         raise InvalidParameterError("secure_sum", True, allowed)
+    if options.unit is not None:
+        if scheme not in UNITS:
+            allowed = f"no --unit with '{scheme}': it goes with {', '.join(UNITS)}"
+            raise InvalidParameterError("unit", options.unit, allowed)
+        check_choice("unit", options.unit, UNITS[scheme])
 
 
 def wrap_of(scheme: str, options: Options) -> Wrap:

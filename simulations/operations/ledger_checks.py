@@ -1,4 +1,4 @@
-"""Checks a node's ledgers: format, rights, clock, and whether the charges fit the policy."""
+"""Checks a node's ledgers: lines, witness, rights, clock, and whether the policy allows them."""
 
 import os
 from collections.abc import Iterator
@@ -11,6 +11,8 @@ from flwr_privacy.privacy.ledger import Entry, Ledger
 from flwr_privacy.privacy.policy import Policy
 
 from .checks import FAIL, OK, WARN, Check, others_may
+from .ledger_rebuild import check_lines
+from .ledger_text import loss_text
 from .ledgers import LedgerSummary, ledger_files, summary_of
 
 __all__ = ["check_ledgers"]
@@ -21,7 +23,10 @@ _ROUNDING = 1e-9  # relative; what float64 may move a sum of charges
 
 
 def check_ledgers(
-    state: Path, policy: Policy | None = None, data_set: str | None = None
+    state: Path,
+    policy: Policy | None = None,
+    data_set: str | None = None,
+    witness: Path | None = None,
 ) -> list[Check]:
     """Check the ledgers of a state folder, or that of one data set.
 
@@ -33,28 +38,38 @@ def check_ledgers(
         The node's limits; by default the charges are not compared with any.
     data_set : str, optional
         The data set.
+    witness : Path, optional
+        The folder that a node names as ``privacy-witness``; by default the ledgers are not compared
+        with any.
 
     Raises
     ------
     InvalidParameterError
         If there is no ledger.
     """
-    return [check for file in ledger_files(state, data_set) for check in _checks(file, policy)]
+    files = ledger_files(state, data_set)
+    return [check for file in files for check in _checks(file, policy, witness)]
 
 
-def _checks(file: Path, policy: Policy | None) -> Iterator[Check]:
+def _checks(file: Path, policy: Policy | None, witness: Path | None) -> Iterator[Check]:
     name = f"ledger {file.stem}"
     try:
         yield _rights(name, file)
-        summary = summary_of(file, policy)
-        entries = Ledger(file, data_set=file.stem).entries()
+        summary = summary_of(file, policy, witness)
+        ledger = Ledger(file, data_set=file.stem).view()
+        check_lines(file, ledger)
+        entries = ledger.entries()
     except LedgerError as error:
         yield Check(name, FAIL, str(error))
         return
     except OSError as error:
         yield Check(name, FAIL, f"{file} cannot be read: {error.strerror}")
         return
-    yield Check(name, OK, f"{len(entries)} charges can be read")
+    told = (
+        "no witness is named that could miss some" if witness is None else "its witness misses none"
+    )
+    yield Check(name, OK, f"{len(entries)} charges can be read, and {told}")
+    yield from (Check(name, WARN, loss_text(loss)) for loss in summary.losses)
     yield _answers(name, summary)
     yield _clock(name, entries)
     if policy is not None:
@@ -69,8 +84,7 @@ def _rights(name: str, file: Path) -> Check:
     if others_may(folder, "w"):
         return Check(name, FAIL, f"other users may replace it: chmod 700 {folder}")
     if os.stat(file).st_nlink > 1:
-        # Each write makes a new file: the other name stays behind with the old content.
-        return Check(name, FAIL, "the file has a second name (a hard link), which stays behind")
+        return Check(name, FAIL, "the file has a second name (a hard link), which has its own lock")
     return Check(name, OK, "its owner alone may use it")
 
 
@@ -134,10 +148,13 @@ def _allowed(name: str, entries: tuple[Entry, ...], policy: Policy) -> Check:
                 scheme=entry.scheme.removesuffix(UNPROVEN),
                 unit=entry.unit,
                 noise_multiplier=entry.charge.noise_multiplier,
+                neighbours=entry.charge.neighbours,
             )
         except DeclinedError as error:
             refused.append(str(error))
     if refused:
         detail = f"{len(refused)} charges that the policy does not allow now ({refused[-1]})"
         return Check(name, WARN, detail)
-    return Check(name, OK, "the policy allows the noise, scheme and unit of every charge")
+    return Check(
+        name, OK, "the policy allows the noise, scheme, unit and neighbours of every charge"
+    )

@@ -4,14 +4,18 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from flwr_privacy.privacy.ledger import Loss
 from flwr_privacy.privacy.policy import Policy
 
 from .ledgers import Budget, ExperimentTotals, LedgerSummary
 from .tables import table
 
-__all__ = ["COLUMNS", "ledger_lines", "row_of"]
+__all__ = ["COLUMNS", "ledger_lines", "loss_text", "row_of"]
 
-COLUMNS = ("experiment", "scheme", "unit", "charged", "unanswered", "epsilon", "first", "last")
+COLUMNS = (
+    *("experiment", "scheme", "unit", "neighbours", "charged", "unanswered", "epsilon"),
+    *("first", "last"),
+)
 SHOWN = 5
 """Requests that are named of those that were never answered."""
 
@@ -32,11 +36,15 @@ def ledger_lines(summary: LedgerSummary, limits: Policy | None) -> Iterator[str]
         )
     if len(unanswered) > SHOWN:
         yield f"  never answered: {len(unanswered) - SHOWN} more (ledger export has all)"
+    yield from (f"  {line}" for line in map(loss_text, summary.losses))
     yield from (f"  {line}" for line in _budget_lines(summary.budget, limits))
 
 
 def _budget_lines(budget: Budget, limits: Policy | None) -> Iterator[str]:
-    spent = f"epsilon {_number(budget.epsilon)} at delta {budget.delta:g}"
+    spent = (
+        f"epsilon {_number(budget.epsilon)} at delta {budget.delta:g} for the neighbours "
+        f"{budget.neighbours}"
+    )
     if len(budget.epsilon_by_unit) > 1:
         units = ", ".join(f"{u} {_number(e)}" for u, e in budget.epsilon_by_unit.items())
         spent += f" ({units})"
@@ -56,6 +64,14 @@ def _budget_lines(budget: Budget, limits: Policy | None) -> Iterator[str]:
             f"releases within 24 hours: {budget.releases_left_today} left of "
             f"{limits.max_releases_per_day}"
         )
+
+
+def loss_text(loss: Loss) -> str:
+    """Return what an accepted loss says."""
+    return (
+        f"loss accepted at {loss.time}: the witness had seen {loss.witnessed} charges, the ledger "
+        f"went on with {loss.charges}; what is missing is in no total"
+    )
 
 
 def row_of(totals: ExperimentTotals) -> list[Any]:

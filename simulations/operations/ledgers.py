@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.accounting import fitting, spent
+from flwr_privacy.accounting import Charge, fitting, spent
 from flwr_privacy.errors import InvalidParameterError, check_choice
 from flwr_privacy.pipeline.planned_release import UNPROVEN
-from flwr_privacy.privacy.ledger import Entry, Ledger
+from flwr_privacy.privacy.ledger import Entry, Ledger, Loss
 from flwr_privacy.privacy.policy import UNITS, Policy
 
 __all__ = [
@@ -31,7 +31,17 @@ __all__ = [
 DAY = timedelta(days=1)
 CHARGE_COLUMNS = (
     *("data_set", "number", "experiment_id", "phase", "server_round", "request", "scheme", "unit"),
-    *("time", "answered", "noise_multiplier", "mechanism", "sampling", "gap", "count", "digest"),
+    *(
+        "time",
+        "answered",
+        "noise_multiplier",
+        "neighbours",
+        "mechanism",
+        "sampling",
+        "gap",
+        "count",
+    ),
+    "digest",
 )
 """What `charges` says of each."""
 
@@ -42,7 +52,7 @@ class ExperimentTotals:
 
     Parameters
     ----------
-    experiment_id, scheme, unit : str
+    experiment_id, scheme, unit, neighbours : str
         For what they are.
     charged, answered : int
         How many there are, and how many have an answer.
@@ -55,6 +65,7 @@ class ExperimentTotals:
     experiment_id: str
     scheme: str
     unit: str
+    neighbours: str
     charged: int
     answered: int
     epsilon: float | None
@@ -75,6 +86,8 @@ class Budget:
     ----------
     delta : float
         At which epsilon is computed: the policy's.
+    neighbours : str
+        For which neighbours all charges are counted: the policy's (`Policy.relation`).
     epsilon : float or None
         Of all charges together, which `max_epsilon` limits; None if no accountant knows it.
     epsilon_by_unit : dict of str to (float or None)
@@ -92,6 +105,7 @@ class Budget:
     """
 
     delta: float
+    neighbours: str
     epsilon: float | None
     epsilon_by_unit: dict[str, float | None]
     max_epsilon: float | None
@@ -117,6 +131,8 @@ class LedgerSummary:
         In the order of their first charges.
     unanswered : tuple of Entry
         Charges without an answer.
+    losses : tuple of Loss
+        When the operator went on without charges that are missing, oldest first.
     budget : Budget
         What is spent and left.
     """
@@ -125,6 +141,7 @@ class LedgerSummary:
     data_set: str
     experiments: tuple[ExperimentTotals, ...]
     unanswered: tuple[Entry, ...]
+    losses: tuple[Loss, ...]
     budget: Budget
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,6 +152,7 @@ class LedgerSummary:
             "experiments": [
                 {**asdict(one), "unanswered": one.unanswered} for one in self.experiments
             ],
+            "losses": [asdict(loss) for loss in self.losses],
             "budget": asdict(self.budget),
         }
 
@@ -156,7 +174,9 @@ def ledger_files(state: Path, data_set: str | None = None) -> list[Path]:
     return [files[check_choice("--data-set", data_set, files)]]
 
 
-def summary_of(file: Path, policy: Policy | None = None) -> LedgerSummary:
+def summary_of(
+    file: Path, policy: Policy | None = None, witness: Path | None = None
+) -> LedgerSummary:
     """Return what a ledger holds.
 
     Parameters
@@ -165,17 +185,19 @@ def summary_of(file: Path, policy: Policy | None = None) -> LedgerSummary:
         ``<data set>.ledger``.
     policy : Policy, optional
         Its node's limits; by default none.
+    witness : Path, optional
+        Folder of the ledger's witness; by default it is not compared with any.
 
     Raises
     ------
     LedgerError
-        If it cannot be read.
+        If it cannot be read, or lacks what its witness has seen.
     """
-    ledger, policy = Ledger(file, data_set=file.stem), policy or Policy()
-    entries, answered = ledger.read()
+    ledger, policy = Ledger(file, data_set=file.stem, witness=witness).view(), policy or Policy()
+    entries, answered = ledger.entries(), ledger.answered()
     unanswered = tuple(entry for n, entry in enumerate(entries) if n not in answered)
     missing = Counter(map(_experiment, unanswered))
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str, str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault(_experiment(entry), []).append(entry)
     totals = tuple(
@@ -183,9 +205,10 @@ def summary_of(file: Path, policy: Policy | None = None) -> LedgerSummary:
             experiment_id=key[0],
             scheme=key[1],
             unit=key[2],
+            neighbours=key[3],
             charged=len(group),
             answered=len(group) - missing[key],
-            epsilon=_epsilon(group, policy.delta),
+            epsilon=_epsilon([entry.charge for entry in group], policy.delta),
             first=min(entry.time for entry in group),
             last=max(entry.time for entry in group),
         )
@@ -193,9 +216,10 @@ def summary_of(file: Path, policy: Policy | None = None) -> LedgerSummary:
     )
     return LedgerSummary(
         path=file,
-        data_set=ledger.data_set,
+        data_set=file.stem,
         experiments=totals,
         unanswered=unanswered,
+        losses=ledger.losses(),
         budget=_budget(entries, policy),
     )
 
@@ -208,27 +232,28 @@ def charges(file: Path) -> list[dict[str, Any]]:
     LedgerError
         If it cannot be read.
     """
-    ledger = Ledger(file, data_set=file.stem)
-    entries, answered = ledger.read()
+    ledger = Ledger(file, data_set=file.stem).view()
+    answered = ledger.answered()
     rows = []
-    for number, entry in enumerate(entries):
+    for number, entry in enumerate(ledger.entries()):
         values = entry.to_dict()
         charge = values.pop("charge")
-        own = {"data_set": ledger.data_set, "number": number, "answered": number in answered}
+        own = {"data_set": file.stem, "number": number, "answered": number in answered}
         row = {**own, **values, **charge}
         rows.append({column: row[column] for column in CHARGE_COLUMNS})
     return rows
 
 
 def _budget(entries: Sequence[Entry], policy: Policy) -> Budget:
-    epsilon = _epsilon(entries, policy.delta)
+    epsilon = _counted(entries, policy)
     now = datetime.now(UTC)
     today = sum(now - datetime.fromisoformat(entry.time) < DAY for entry in entries)
     return Budget(
         delta=policy.delta,
+        neighbours=policy.relation,
         epsilon=epsilon,
         epsilon_by_unit={
-            unit: _epsilon(of_unit, policy.delta)
+            unit: _counted(of_unit, policy)
             for unit in UNITS
             if (of_unit := [entry for entry in entries if entry.unit == unit])
         },
@@ -248,9 +273,16 @@ def _left(limit: int | None, used: int) -> int | None:
     return None if limit is None else max(0, limit - used)
 
 
-def _epsilon(entries: Sequence[Entry], delta: float) -> float | None:
+def _counted(entries: Sequence[Entry], policy: Policy) -> float | None:
+    """Return what charges cost together, as a policy counts; None if nothing bounds it."""
+    try:
+        return _epsilon(policy.counted(entry.charge for entry in entries), policy.delta)
+    except InvalidParameterError:  # charged for neighbours that the policy does not count
+        return None
+
+
+def _epsilon(own: Sequence[Charge], delta: float) -> float | None:
     """Return what charges cost together; None if no accountant knows it, or it has no bound."""
-    own = [entry.charge for entry in entries]
     try:
         found = spent(own, delta=delta, accountant=fitting(own))
     except InvalidParameterError:  # sampled Laplace noise
@@ -258,5 +290,6 @@ def _epsilon(entries: Sequence[Entry], delta: float) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _experiment(entry: Entry) -> tuple[str, str, str]:
-    return entry.question.experiment_id, entry.scheme, entry.unit
+def _experiment(entry: Entry) -> tuple[str, str, str, str]:
+    own = entry.question.experiment_id, entry.scheme
+    return (*own, entry.unit, entry.charge.neighbours)

@@ -96,7 +96,8 @@ def _policy(path: Path | None) -> Policy | None:
 def _of_ledger(
     path: Path, policy: Policy | None
 ) -> Iterator[tuple[str, str, float, dict[str, str]]]:
-    entries, answered = Ledger(path, data_set=path.stem).read()
+    ledger = Ledger(path, data_set=path.stem).view()
+    entries, answered = ledger.entries(), ledger.answered()
     public = [(number, entry) for number, entry in enumerate(entries) if not _is_secret(entry)]
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, entry in public:
@@ -109,13 +110,13 @@ def _of_ledger(
     if public:
         last = max(datetime.fromisoformat(entry.time) for _, entry in public)
         yield "last_charge_seconds", "When the last charge was made.", last.timestamp(), {}
-        delta = (policy or Policy()).delta
-        own = [entry.charge for _, entry in public]
+        limits = policy or Policy()
         try:
-            epsilon = spent(own, delta=delta, accountant=fitting(own))
+            own = limits.counted(entry.charge for _, entry in public)
+            epsilon = spent(own, delta=limits.delta, accountant=fitting(own))
         except InvalidParameterError:  # no accountant knows such charges
             epsilon = math.inf
-        text = "Epsilon of all charges together, at the policy's delta."
+        text = "Epsilon of all charges together, at the policy's delta and for its neighbours."
         yield "epsilon", text, epsilon, {}
 
 

@@ -49,6 +49,8 @@ class NodeFiles:
         The CA's certificate, of ``--root-certificates``.
     allowed_apps : Path, optional
         The apps that `flwr-privacy executor` runs.
+    witness : Path, optional
+        What the node's configuration names ``privacy-witness``.
     """
 
     state: Path | None = None
@@ -58,6 +60,7 @@ class NodeFiles:
     key: Path | None = None
     certificate: Path | None = None
     allowed_apps: Path | None = None
+    witness: Path | None = None
 
 
 def check_node(files: NodeFiles, superlink: str | None = None) -> list[Check]:
@@ -82,7 +85,7 @@ def check_node(files: NodeFiles, superlink: str | None = None) -> list[Check]:
     if files.state is not None and found is not None:
         checks += [_clock(found), *_disk(files.state, found, policy)]
         if any(files.state.glob("*.ledger")):
-            checks += check_ledgers(files.state, policy)
+            checks += check_ledgers(files.state, policy, witness=files.witness)
     if superlink is not None:
         checks += check_superlink(superlink, files.certificate)
     return checks

@@ -167,10 +167,10 @@ def known_experiments(files: Iterable[StateFile]) -> list[str]:
     for file in files:
         if file.kind == LEDGER:
             try:
-                entries = Ledger(file.path, data_set=file.path.stem).entries()
+                experiments = Ledger(file.path, data_set=file.path.stem).view().experiments()
             except LedgerError:
                 continue
-            found |= dict.fromkeys(entry.question.experiment_id for entry in entries)
+            found |= dict.fromkeys(experiments)
         elif file.kind in (REPLIES, SETUPS) and file.client != ALL_CLIENTS:
             found |= dict.fromkeys(_named_by(file))
         elif file.kind == SUMS or (file.kind == STEPS and file.path.name == "state"):

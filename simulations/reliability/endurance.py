@@ -10,16 +10,16 @@ from typing import Any
 
 from flwr_privacy.errors import FlwrPrivacyError, check_choice, check_integer
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.folder import CARD
 from flwr_privacy.privacy.ledger import Entry
 from flwr_privacy.strategies import SchemeStrategy
-from flwr_privacy.strategies.state.card_folder import CARD
 from flwr_privacy.strategies.state.experiment import CHECKPOINT
 
 from .endurance_checks import Account, Gauge, Held, Mark, Place, account, growth, held, traced
 from .endurance_faults import DEADLINE, RATE, FaultPlan, Journal, RestlessGrid
 from .federations import FEDERATIONS, SEED, SmallFederation
 from .grid import FAULTS, Killed
-from .training import ledger_entries, start, warnings_to
+from .training import asked_in, ledger_entries, start, warnings_to
 
 __all__ = ["LEAST_ROUNDS", "Endured", "endure", "kinds_of"]
 
@@ -43,8 +43,10 @@ _COSTLY: dict[str, tuple[str, ...]] = {
 }
 """Phases whose answers cost their client something; the other schemes guarantee no epsilon."""
 
-_FATAL = dict.fromkeys(("fedavg-sum", "central-dp", "mspdq", "acfl-sum", "fedvs"), ("node lost",))
-"""Faults after which a client is out for good: the others know it by the key that it has lost."""
+_KEYS = ("fedavg-sum", "central-dp", "mspdq", "acfl-sum", "fedvs")
+_FATAL = dict.fromkeys((*_KEYS, *_COSTLY), ("node lost",))
+"""Faults after which a client is out for good: the others know it by the key that it has lost, or
+the server knows the charges that its ledger has lost."""
 
 
 def kinds_of(scheme: str) -> tuple[str, ...]:
@@ -281,6 +283,8 @@ class _Training:
         return accounts, wrong + [line for mine in accounts for line in mine.wrong]
 
     def _accounts(self, card: PrivacyCard) -> Iterator[Account]:
+        asked = [replace(r, phase=asked_in(self._federation, r.phase)) for r in card.releases]
+        card = replace(card, releases=asked)
         entries: dict[str, dict[Place, list[Entry]]] = defaultdict(lambda: defaultdict(list))
         for client, phase, server_round, entry in ledger_entries(self._federation, self._state):
             entries[client][phase, server_round].append(entry)

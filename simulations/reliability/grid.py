@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_privacy.errors import check_choice
-from flwr_privacy.privacy import ledger
+from flwr_privacy.privacy.ledger import entries, ledger
 from flwr_privacy.simulations.engines.inline import Fault, InlineGrid
 from flwr_privacy.simulations.engines.inline.faults import KINDS
 from flwr_privacy.simulations.engines.inline.flower_internals import assign_message_id
+from flwr_privacy.wire.files import append
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import RECORD
 
@@ -337,13 +339,16 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _full(path: Path) -> Iterator[None]:
-    """Have what is written beside a file go to a disk without space."""
-    beside = path.with_name(path.name + ".new")
-    beside.symlink_to(_FULL)
-    try:
+    """Have what is written to a ledger go to a disk without space."""
+
+    def write(target: Path, content: bytes, **own: Any) -> None:
+        if target != path.resolve():
+            return append(target, content, **own)
+        with _FULL.open("wb", buffering=0) as full:
+            full.write(content)
+
+    with patch.object(ledger, "append", write):
         yield
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -355,7 +360,7 @@ def _skewed(by: timedelta) -> Iterator[None]:
         def now(cls, tz: tzinfo | None = None) -> "Skewed":
             return cls.fromtimestamp((datetime.now(tz) + by).timestamp(), tz)
 
-    places: list[tuple[Any, str, Any]] = [(ledger, "datetime", Skewed)]
+    places: list[tuple[Any, str, Any]] = [(entries, "datetime", Skewed)]
     flowers = sys.modules[Message.__module__]
     if (now := getattr(flowers, "now", None)) is not None:
         places.append((flowers, "now", lambda: now() + by))

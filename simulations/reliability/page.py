@@ -50,8 +50,9 @@ noise comes from a seed, so that both trainings can be compared bit for bit.
 In every cell the ledger of each client has an entry for each different answer that the client
 gave, and the server's privacy card has a charge for each answer that the card of the training
 without a fault has one for. Otherwise the cell is a DEFECT. A client that has lost its files
-("node lost") has lost its ledger with them: entries are counted from then on. Its key is a file of
-its operator's and stays; without its key the server would not let it in again.
+("node lost") has lost its ledger with them: where it was charged before, the server finds that its
+ledger was set back, and refuses it ([privacy.md](privacy.md#a-ledger-that-was-set-back)). Its key
+is a file of its operator's and stays; without its key it would be refused, too.
 
 Two phases are not in the tables: `sync` of MSPDQ, which is sent only without a secure sum, and
 `oracle` of FedVS, which is for simulations. UDP has the same phases where it protects records.
@@ -85,12 +86,16 @@ REAL_FAULTS = {
     ),
     "corrupt, nan, infinity, reshape": ("the reply is damaged on the node", "left out, charged"),
     "server killed": ("SIGKILL when all have replied; resumed", "exact: the same bytes come again"),
-    "restarted, moved, node lost": (
-        "ended in order and started; killed and started with a new key; the same without its files",
-        "exact; without its files the ledger counts from then on",
+    "restarted, moved": (
+        "ended in order and started; killed and started with a new key",
+        "exact",
+    ),
+    "node lost": (
+        "killed and started with a new key and without its files",
+        "left out, from the next round on and by name: its ledger was set back",
     ),
     "disk full": (
-        "the ledger's file leads to `/dev/full`",
+        "what is written to the ledger goes to `/dev/full`",
         "left out, nothing charged, the node's log says why",
     ),
     "clock ahead": (
@@ -114,7 +119,7 @@ All five schemes and the secure sum end on such processes at exactly the models 
 with a charge for each answer (`tests/test_deployed_schemes.py`). M2FDP's messages and FedVS's
 shares are read on the way in `tests/m2fdp/test_deployed.py` and `tests/fedvs/test_deployed.py`.
 Processes are killed at each step of writing a charge in
-`tests/flwr_privacy/privacy/test_ledger.py`.
+`tests/flwr_privacy/privacy/ledger/test_ledger.py`.
 
 **Changed messages.** `tests/every_scheme/test_fuzz.py` changes messages of this page's trainings
 at random, requests and replies, for a minute in each run of the tests; the seed is printed. With
@@ -223,6 +228,7 @@ def write_rows(
         for line in lines:
             say(line)
         earlier = out.read_text(encoding="utf-8") if out.exists() else ""
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, page({}, order=order, earlier=earlier, rows={section: rows}))
         defects += wrong
     return defects

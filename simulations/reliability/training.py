@@ -21,7 +21,16 @@ from .federations import ROUNDS, SEED, SmallFederation, Spot
 from .grid import FaultyGrid, Killed, Strike
 from .witness import AnswerKey, Witness
 
-__all__ = ["Outcome", "ledger_entries", "start", "strike_at", "train", "warnings_to", "with_fault"]
+__all__ = [
+    "Outcome",
+    "asked_in",
+    "ledger_entries",
+    "start",
+    "strike_at",
+    "train",
+    "warnings_to",
+    "with_fault",
+]
 
 _DEADLINE = 1.0  # seconds, where an answer does not come
 _WAITED_FOR = ("late", "stale")  # the others are answered, or told of as lost
@@ -161,7 +170,10 @@ class _Training:
             outcome.asked += grid.asked
             # A resumed run has a card of its own.
             outcome.carded = {
-                _charged_as(federation, (client, one.phase, one.server_round, one.request))
+                _charged_as(
+                    federation,
+                    (client, asked_in(federation, one.phase), one.server_round, one.request),
+                )
                 for one in strategy.releases
                 for client in one.clients
             }
@@ -190,10 +202,14 @@ def ledger_entries(
     """Yield all entries of the clients' ledgers: client, phase on the wire, round, entry."""
     for path in state.glob("*.ledger"):
         for entry in Ledger(path, data_set=path.stem).entries():
-            named = entry.question.phase.partition(" ")[0]
-            phase = federation.charged.get(named, entry.question.phase)
+            phase = asked_in(federation, entry.question.phase)
             server_round = 0 if phase in federation.once else entry.question.server_round
             yield path.stem, phase, server_round, entry
+
+
+def asked_in(federation: SmallFederation, phase: str) -> str:
+    """Return the phase on the wire of a charge, by its phase in a ledger or on a card."""
+    return federation.charged.get(phase.partition(" ")[0], phase)
 
 
 def _charged_as(federation: SmallFederation, key: AnswerKey) -> AnswerKey:

@@ -52,7 +52,7 @@ def privacy(runs: Sequence[ReportedRun]) -> Markup:
     # An epsilon means something else where other data sets are neighbours: a table of its own.
     tables: dict[str, list[dict[str, object]]] = {}
     for run, guarantee in known:
-        tables.setdefault(guarantee.neighbours, []).append(_row(run, guarantee))
+        tables.setdefault(run.neighbours, []).append(_row(run, guarantee))
     return rendered("privacy.html", charts=charts, tables=tables, schemes=schemes, text=_text)
 
 
@@ -80,7 +80,7 @@ def comparable(
     for run, guarantee in guaranteed:
         if any(epsilon > 0 for epsilon, _ in _spending(run)):
             meaning = (
-                *(run.task, guarantee.protects, guarantee.neighbours, guarantee.delta),
+                *(run.task, guarantee.protects, run.neighbours, guarantee.delta),
                 "" if any_adversary else guarantee.adversary,
             )
             groups.setdefault(meaning, []).append((run, guarantee))
@@ -98,7 +98,7 @@ def epsilon_chart(group: Sequence[Guaranteed], runs: Sequence[ReportedRun], *, n
     adversaries = {one.adversary for _, one in group}
     on_plot = [
         f"unit: {guarantee.protects}; delta {_digits(guarantee.delta)}",
-        f"neighbours: {guarantee.neighbours}",
+        f"neighbours: {first.neighbours}",
         f"adversary: {guarantee.adversary}"
         if len(adversaries) == 1
         else "adversaries: not the same for all runs, see Privacy below",

@@ -87,6 +87,8 @@ class ReportedRun:
         As in the run folder.
     guarantee : Guarantee or None
         What it guarantees by its privacy card; None where no round has ended yet.
+    relation : str or None
+        The neighbours of its charges, by the same card; None without charges.
     answers : Answers or None
         What became of its charges, by the same card.
     tree : tuple of TreeNode or None
@@ -106,9 +108,16 @@ class ReportedRun:
     summary: Mapping[str, Any]
     rounds: Sequence[Line]
     guarantee: Guarantee | None
+    relation: str | None
     answers: Answers | None
     tree: tuple[TreeNode, ...] | None
     results: RunResults
+
+    @property
+    def neighbours(self) -> str:
+        """For which neighbours its epsilon is: in words, and the relation of its charges."""
+        words = "" if self.guarantee is None else self.guarantee.neighbours
+        return f"{words} ({self.relation})" if self.relation else words
 
     @property
     def clients(self) -> int | None:
@@ -158,6 +167,7 @@ def read_runs(folders: Sequence[RunFolder], *, names: Sequence[str] = ()) -> lis
             summary=folder.summary,
             rounds=rounds,
             guarantee=None if card is None else card.guarantee,
+            relation=None if card is None else card.relation(),
             answers=None if card is None else card.answers(),
             tree=read_tree(folder.path / TREE_FILE),
             results=_results(rounds, planned=settings.rounds),

@@ -84,7 +84,7 @@ def _chosen(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
 
 def _relations(runs: Sequence[ReportedRun]) -> list[str]:
     """Return the relations of neighbours for which these runs have spent epsilon."""
-    found = [r.guarantee.neighbours for r in runs if r.guarantee and r.guarantee.spent is not None]
+    found = [r.neighbours for r in runs if r.guarantee and r.guarantee.spent is not None]
     return list(dict.fromkeys(found))
 
 
@@ -96,7 +96,7 @@ def _row(run: ReportedRun, relations: Sequence[str]) -> dict[str, object]:
     guarantee = run.guarantee
     epsilons = {
         _column(one): f"{guarantee.spent:.3g}"
-        if guarantee and guarantee.spent is not None and guarantee.neighbours == one
+        if guarantee and guarantee.spent is not None and run.neighbours == one
         else None
         for one in relations
     }

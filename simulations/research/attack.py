@@ -11,10 +11,10 @@ from flwr_privacy.simulations.research.mspdq.attack import report as report_mspd
 from flwr_privacy.simulations.research.secure_sum.attack import report as report_secure_sum
 from flwr_privacy.simulations.research.udp.attack import report as report_udp
 
-__all__ = ["ATTACKS", "OVER_SEEDS"]
+__all__ = ["ATTACKS", "ONE_SEED"]
 
-OVER_SEEDS = ("secure-sum",)
-"""Attacks whose numbers are ranges over seeds."""
+ONE_SEED = ("audit",)
+"""What takes one seed: the error of an audit's verdicts is controlled over a single report."""
 
 ATTACKS: dict[str, Callable[[AttackOptions], Report]] = {
     "secure-sum": report_secure_sum,

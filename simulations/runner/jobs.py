@@ -1,6 +1,7 @@
 """Carries out runs on an engine, shows their progress, and records how they ended."""
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from flwr_privacy.clients.node.node_settings import STACK_MODES
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
-from flwr_privacy.simulations.engines.placement import Machine, check_gpus
+from flwr_privacy.simulations.engines.placement import Machine, check_cpus, check_gpus
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 from flwr_privacy.simulations.settings.metrics_file import follow
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
@@ -76,6 +77,8 @@ class Engine:
                 raise InvalidParameterError(option, value, allowed)
         if self.workers is not None:
             check_integer("workers", self.workers, minimum=1)
+        if self.port is not None:
+            check_integer("--port", self.port, minimum=1, maximum=65535)
 
     def nodes(self, settings: Settings) -> int:
         """Return the number of nodes for a run.
@@ -112,6 +115,21 @@ def model_bytes(settings: Settings) -> int:
     return sum(len(array.data) for array in initial_arrays(settings).values())
 
 
+def check_machine(engine: Engine, settings: Settings) -> None:
+    """Refuse resources for a client of a run that this machine does not have.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a client is to get more than there is.
+    """
+    if engine.name != "ray":
+        return
+    check_cpus(engine.resources, os.cpu_count() or 1)  # all that Ray sees, whatever is free
+    if engine.resources.gpus_per_client:
+        check_gpus(engine.resources, Machine.here(), model_bytes=model_bytes(settings))
+
+
 def carry_out(
     runs: list[RunFolder],
     engine: Engine,
@@ -126,11 +144,9 @@ def carry_out(
     FlwrPrivacyError
         If a run fails; its folder then says why.
     """
-    if engine.resources.gpus_per_client:
-        with kept(*runs, ends=False):
-            for run in runs:
-                machine, size = Machine.here(), model_bytes(run.settings)
-                check_gpus(engine.resources, machine, model_bytes=size)
+    with kept(*runs, ends=False):
+        for run in runs:
+            check_machine(engine, run.settings)
     with ExitStack() as stack:
         session: RaySession | None = None
         if engine.name == "ray":

@@ -11,9 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from flwr_privacy.privacy.card.folder import CARD_PAGE
 from flwr_privacy.simulations.settings.metrics_file import score
 from flwr_privacy.simulations.settings.run_folder import RunFolder
-from flwr_privacy.strategies.state.card_folder import CARD_PAGE
 from flwr_privacy.strategies.state.ending import ending, next_commands
 
 __all__ = ["Progress", "format_bytes", "format_seconds", "how_it_ended", "planned_rounds"]

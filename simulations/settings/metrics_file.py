@@ -9,12 +9,12 @@ from typing import Any
 
 from flwr_privacy.errors import DataError
 
-__all__ = ["MetricsFile", "follow", "score"]
+__all__ = ["MetricsFile", "follow", "rounds_in", "score"]
 
 POLL_SECONDS = 0.1
 
 _NUMBERS = (
-    *("asked", "answered", "accumulated", "late", "exchanges"),
+    *("asked", "answered", "accumulated", "late", "exchanges", "charged"),
     *("rounds", "bytes_down", "bytes_up", "virtual_seconds", "seconds"),
 )
 _TABLES = ("refused", "train", "evaluate", "server", "scheme")
@@ -54,6 +54,25 @@ def follow(path: str | Path, stop: Callable[[], bool]) -> Iterator[dict[str, Any
         if stopped:
             return
         time.sleep(POLL_SECONDS)
+
+
+def rounds_in(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file that nobody writes any more, in order.
+
+    A last line that was cut when the run was killed is dropped. Where a resumed run did rounds
+    again, their new lines count.
+
+    Raises
+    ------
+    DataError
+        If another line is damaged; the message names file and line.
+    """
+    lines: list[dict[str, Any]] = []
+    for line in MetricsFile(path).rest():
+        while lines and lines[-1]["round"] >= line["round"]:
+            lines.pop()
+        lines.append(line)
+    return lines
 
 
 def score(

@@ -6,6 +6,7 @@ The app writes them while it runs, the display follows them, and the report read
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from flwr_privacy.wire.files import PRIVATE, exclusive_lock, write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
 from .effect import flat_settings
-from .metrics_file import MetricsFile
+from .metrics_file import MetricsFile, rounds_in
 from .run_settings import Settings
 
 __all__ = ["RunFolder", "kept"]
@@ -296,15 +297,13 @@ class RunFolder:
         """
         if not self.metrics_path.exists():
             return []
-        lines: list[dict[str, Any]] = []
-        for line in MetricsFile(self.metrics_path).rest():
-            while lines and lines[-1]["round"] >= line["round"]:
-                lines.pop()
-            before = lines[-1] if lines else {}
+        lines = rounds_in(self.metrics_path)
+        totals = Counter[str]()
+        for line in lines:
             for key in ("bytes_down", "bytes_up"):
-                line[f"total_{key}"] = before.get(f"total_{key}", 0) + line.get(key, 0)
-            line["total_bytes"] = line["total_bytes_down"] + line["total_bytes_up"]
-            lines.append(line)
+                totals[key] += line.get(key, 0)
+                line[f"total_{key}"] = totals[key]
+            line["total_bytes"] = totals.total()
         return lines
 
     @contextmanager

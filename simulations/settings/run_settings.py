@@ -242,7 +242,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     Raises
     ------
     InvalidParameterError
-        If an assignment has no ``=``.
+        If an assignment has no ``=``, or two have the same key.
 
     Examples
     --------
@@ -254,6 +254,8 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise InvalidParameterError("--set", assignment, "key=value")
+        if key.strip() in values:
+            raise InvalidParameterError("--set", assignment, f"one value of {key.strip()}, not two")
         values[key.strip()] = _value(text)
     return values
 
@@ -283,16 +285,24 @@ def with_scheme_parameters(values: Mapping[str, Any], own: Container[str]) -> di
     own : container of str
         Names of the scheme's own parameters. A setting of the same name keeps its meaning.
 
+    Raises
+    ------
+    InvalidParameterError
+        If a parameter is there under both of its names.
+
     Examples
     --------
     >>> with_scheme_parameters({"rounds": 3, "noise": "none", "rnds": 4}, {"noise", "rounds"})
     {'rounds': 3, 'strategy.noise': 'none', 'rnds': 4}
     """
     settings = {entry.name for entry in fields(Settings)}
-    return {
-        f"strategy.{key}" if key in own and key not in settings else key: value
-        for key, value in values.items()
-    }
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        full = f"strategy.{key}" if key in own and key not in settings else key
+        if full in found:
+            raise InvalidParameterError("--set", f"{key}={value}", f"one value of {key}, not two")
+        found[full] = value
+    return found
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

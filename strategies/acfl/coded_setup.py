@@ -22,6 +22,7 @@ from flwr_privacy.secure_sum import NotOpenedError
 from flwr_privacy.strategies.budget import rounds_of
 from flwr_privacy.strategies.loop.base import SchemeStrategy
 from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.strategies.requests.ledger_heads import ChargeName
 from flwr_privacy.strategies.requests.messenger import Assigned, only
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.message import TRAIN
@@ -138,6 +139,7 @@ class CodedSetup(SchemeStrategy):
             large=True,
             # Whoever is asked again sends the same bytes.
             cost=lambda client: None if client in set_up else charge,
+            charged_as=lambda client: ChargeName(SETUP, 0, 0),  # whenever the client came
         )
         mean, _ = self.ask(grid, server_round, SETUP, RecordDict(), assigned, instruction)
         asked = {client for clients in assigned.values() for client in clients}

@@ -229,6 +229,8 @@ class ACFL(CodedSetup):
             shift=_USUAL_SHIFT if self.shift is None else self.shift,
             ridge=self.ridge,
         )
+        if self.privacy.noise != RECORD:  # the ledgers have a noised setup, and the card has none
+            self.heads.leave_out()
         self._set_up = CodedMembers(symmetrised=self.symmetrize and not self.symmetric_noise)
         self._done = 0  # the last round that is over
         self._terms: GradientTerms | None = None

@@ -181,6 +181,8 @@ class CentralDP(SchemeStrategy):
             secret=self._amplified,  # under a secure sum the clients of a cohort know each other
             seed=f"insecure {self.privacy.insecure_seed}".encode() if self._insecure else None,
         )
+        if self.privacy.noise == SERVER:  # the trusted server accounts for it, and no ledger
+            self.heads.leave_out()
         self._of_round: dict[str, float] = {}
         self._releases = False  # whether noise is released whoever answers
         self._trained = False
@@ -473,6 +475,7 @@ class CentralDP(SchemeStrategy):
         return planned_terms(
             self.evaluation,
             unit="user",
+            neighbours=plan.relation,
             noise_multiplier=plan.evaluation_multiplier,
             epsilon=float(plan.epsilon),
             delta=plan.delta,

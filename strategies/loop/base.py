@@ -36,11 +36,13 @@ from flwr_privacy.privacy.card import CardRelease, Described, PrivacyCard, setti
 from flwr_privacy.privacy.grid import GridMean
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.trained_count import TrainedCount, noticed
+from flwr_privacy.privacy.updates import check_names
 from flwr_privacy.secure_sum import Bounds, NotOpenedError, SecureSum
 from flwr_privacy.strategies.options.fedavg_arguments import FedAvgArguments
 from flwr_privacy.strategies.options.loop_options import LoopOptions
 from flwr_privacy.strategies.requests.federation import Federation
 from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.strategies.requests.ledger_heads import LedgerHeads
 from flwr_privacy.strategies.requests.messenger import Assigned, Messenger
 from flwr_privacy.strategies.requests.replies import add_up
 from flwr_privacy.strategies.requests.request_log import ClientReply, arrays_of
@@ -101,12 +103,16 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     keeps_statistics: ClassVar[bool] = False  # whether running statistics are never uploaded
     not_here: ClassVar[Mapping[str, str]] = {"evaluation": WITHOUT_BUDGET}
     """Keywords that other schemes have, with what to do here."""
+    not_called: ClassVar[frozenset[str]] = frozenset()
+    """Methods of Flower's strategies that the scheme's rounds do not call. A class of your own that
+    overrides `train_round` and calls them there sets it to an empty set."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.loop, LoopOptions):
             raise InvalidParameterError("loop", self.loop, "LoopOptions(...)")
         super().__post_init__()
         self._check_metrics_fns()
+        self._check_own_methods()
         self.planned_rounds: int | None = None
         self.quorum = self.loop.quorum
         self._virtual_clients = self.loop.clients
@@ -132,10 +138,14 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
     def _build(self) -> None:
         """Make the parts that belong to one training; a second `start` makes new ones."""
         self.experiment = Experiment(self.scheme, self.loop)
+        self.heads = LedgerHeads(
+            self.experiment, lambda client: self.federation.keys.key_of(client)
+        )
         self.federation = Federation(
             virtual_clients=self._virtual_clients,
             min_available_nodes=self.min_available_nodes,
             pins=self.loop.read_pins(),
+            heads=self.heads,
         )
         self.messenger = Messenger(
             scheme=self.scheme,
@@ -159,7 +169,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 bounds_of=self.bounds_of,
                 pins=self.loop.read_pins(),
             )
-        self.charge_log = ChargeLog(self.experiment)
+        self.charge_log = ChargeLog(self.experiment, self.heads)
         self.trained = TrainedCount()
         self._instructions: dict[str, Instruction] = {}  # the last of each phase
         self.newcomers: list[str] = []  # clients that came since the round before
@@ -297,6 +307,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 resume=False,
                 accept_lost_rounds=False,
                 forget_keys=(),
+                accept_ledgers=(),
             )
             self._build()
         self.messenger.timeout = check_number("timeout", timeout, minimum=1e-9)
@@ -311,10 +322,11 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             evaluate_fn=evaluate_fn,
         )
         arrays = loop.begin(initial_arrays)
+        self._template = arrays_of(arrays)
+        check_names(self._template, self._keep_back_given or ())  # before a node is spoken to
         logger.info("%s: %d rounds, experiment %s", self.scheme, num_rounds, self.experiment.id)
         self.federation.wait(grid, timeout)
         self.messenger.meet(grid)
-        self._template = arrays_of(arrays)
         self._begin_card(grid)
         self.setup(grid)
         return loop.run(arrays)
@@ -596,6 +608,28 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                     metrics_fn,
                     f"None: {where} no metrics of your app leave a client's node. To measure the "
                     "model on the server, give start() an evaluate_fn",
+                )
+
+    def _check_own_methods(self) -> None:
+        """Refuse a subclass that overrides a method which the scheme's rounds do not call.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it does: what it says would be passed over in silence.
+        """
+        for cls in type(self).__mro__:
+            if "not_called" in vars(cls):
+                return
+            for name in sorted(self.not_called.intersection(vars(cls))):
+                raise InvalidParameterError(
+                    name,
+                    f"{cls.__name__}.{name}",
+                    f"no method of your own: with scheme '{self.scheme}' a round is another "
+                    "exchange than Flower's and does not call it. Override train_round: it gets "
+                    "the round's arrays and configuration, and super().train_round(...) returns "
+                    "the new arrays. What only looks at a round goes into evaluate_fn or "
+                    "LoopOptions(on_round=...)",
                 )
 
     def _check_own_start(self) -> None:

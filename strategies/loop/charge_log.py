@@ -12,10 +12,11 @@ from flwr_privacy.accounting import Charge, fitting
 from flwr_privacy.privacy.card import CardRelease, Described, PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies.requests.instruction import Instruction
+from flwr_privacy.strategies.requests.ledger_heads import ChargeName, LedgerHeads
 from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.strategies.state.experiment import Experiment
 
-__all__ = ["ChargeLog"]
+__all__ = ["ChargeLog", "named_costs"]
 
 
 class ChargeLog:
@@ -25,6 +26,8 @@ class ChargeLog:
     ----------
     experiment : Experiment
         Keeps what was asked for the case that the run breaks off.
+    heads : LedgerHeads
+        What the clients' own ledgers show.
 
     Attributes
     ----------
@@ -40,27 +43,32 @@ class ChargeLog:
         What is trained, with which settings and versions.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, heads: LedgerHeads) -> None:
         self.releases: list[CardRelease] = []
         self.names: dict[str, str] = {}
         self.earlier: Guarantee | None = None
         self.forecast = ""
         self.described = Described()
         self._experiment = experiment
+        self._heads = heads
 
     def note(self, request_log: RequestLog, instruction: Instruction) -> None:
         """Record on disk what a request will cost; call it before the request is sent."""
-        if costs := instruction.costs(instruction.charged(request_log)):
-            noted = {client: charge for charge, names in costs.items() for client in names}
-            self._experiment.asked.note(self._experiment.id, _name(request_log), noted)
+        request_log.names = instruction.charged_as
+        if costs := instruction.costs(request_log, instruction.charged(request_log)):
+            noted: dict[str, dict[str, Charge]] = {}
+            for client, (name, charge) in costs.items():
+                noted.setdefault(_text(name), {})[client] = charge
+            self._experiment.asked.note(self._experiment.id, noted)
+            self._heads.asked(costs)
 
     def charge(self, request_log: RequestLog, instruction: Instruction) -> None:
         """Charge a request; call it when its exchange is over."""
         if instruction.cost is None:
             return
-        clients = self._experiment.asked.before(_name(request_log)) | instruction.charged(
-            request_log
-        )
+        clients = instruction.charged(request_log)
+        for name in {request_log.own_name, *map(request_log.charged_as, clients)}:
+            clients = clients | self._experiment.asked.before(_text(name))
         # Under a user's own start a client is known once it has answered; what was lost before is
         # its own all the same.
         self.names |= {f"node-{node}": client for node, client in request_log.named.items()}
@@ -76,26 +84,26 @@ class ChargeLog:
         ]
         known = self._named(clients)
         silent = None if instruction.hidden else known - request_log.answered
-        self._release(_name(request_log), instruction.costs(known), silent)
+        self._release(instruction.costs(request_log, known), silent)
+        for client in self._named(request_log.silent) - known:
+            self._heads.not_charged(request_log.charged_as(client), [client])
 
     def note_late(self, came: Iterable[tuple[RequestLog, list[str]]]) -> None:
         """Mark charges as answered whose answers arrived too late to be used."""
-        late: dict[str, set[str]] = {}
+        late: dict[ChargeName, set[str]] = {}
         for request_log, clients in came:
-            late.setdefault(_name(request_log), set()).update(self._named(clients))
+            for client in self._named(clients):
+                late.setdefault(request_log.charged_as(client), set()).add(client)
         for place, release in enumerate(self.releases):
-            name = f"{release.phase} {release.server_round} {release.request}"
+            name = ChargeName(release.phase, release.server_round, release.request)
             if release.unanswered and name in late:
                 left = tuple(c for c in release.unanswered if c not in late[name])
                 self.releases[place] = replace(release, unanswered=left)
 
     def charge_broken_off(self) -> None:
         """Charge the requests of an interrupted run that this run does not send again."""
-        for question, noted in self._experiment.asked.broken_off().items():
-            costs: dict[Charge, set[str]] = {}
-            for client, charge in noted.items():
-                costs.setdefault(charge, set()).add(client)
-            self._release(question, costs, set(noted))
+        for costs in named_costs(self._experiment.asked.broken_off()):
+            self._release(costs, set(costs))
 
     def card(
         self, guarantee: Callable[[], Guarantee], *, accountant: str | None, final: bool
@@ -117,6 +125,7 @@ class ChargeLog:
             releases=self.releases,
             described=self.described,
             forecast=self.forecast,
+            heads=self._heads.shown(),
         )
         if card.guarantee.delta is None:
             return card
@@ -147,22 +156,36 @@ class ChargeLog:
         return {self.names.get(client, client) for client in clients}
 
     def _release(
-        self, question: str, costs: Mapping[Charge, set[str]], silent: set[str] | None
+        self, costs: Mapping[str, tuple[ChargeName, Charge]], silent: set[str] | None
     ) -> None:
-        """Append the charges of a request; `silent` did not answer it, None if that is a secret."""
-        phase, server_round, request = question.rsplit(" ", 2)
-        for charge, names in sorted(costs.items(), key=lambda cost: min(cost[1])):
+        """Append charges; `silent` clients did not answer, None if that is a secret."""
+        alike: dict[tuple[ChargeName, Charge], set[str]] = {}
+        for client, cost in costs.items():
+            alike.setdefault(cost, set()).add(client)
+        for (name, charge), clients in sorted(alike.items(), key=lambda cost: min(cost[1])):
             release = CardRelease(
-                phase=phase,
-                server_round=int(server_round),
-                request=int(request),
+                phase=name.phase,
+                server_round=name.server_round,
+                request=name.request,
                 charge=charge,
-                clients=tuple(sorted(names)),
-                unanswered=None if silent is None else tuple(sorted(names & silent)),
+                clients=tuple(sorted(clients)),
+                unanswered=None if silent is None else tuple(sorted(clients & silent)),
             )
             self.releases.append(release)
+            self._heads.charged(name, clients)
 
 
-def _name(request_log: RequestLog) -> str:
-    header = request_log.header
-    return f"{header.phase} {header.server_round} {header.request}"
+def named_costs(
+    asked: Mapping[str, Mapping[str, Charge]],
+) -> list[dict[str, tuple[ChargeName, Charge]]]:
+    """Return noted costs as `Instruction.costs` does, for each name of a charge."""
+    found = []
+    for text, noted in asked.items():
+        phase, server_round, request = text.rsplit(" ", 2)
+        name = ChargeName(phase, int(server_round), int(request))
+        found.append({client: (name, charge) for client, charge in noted.items()})
+    return found
+
+
+def _text(name: ChargeName) -> str:
+    return f"{name.phase} {name.server_round} {name.request}"

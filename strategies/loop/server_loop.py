@@ -17,12 +17,14 @@ from flwr.serverapp import Grid
 
 from flwr_privacy.errors import AllRefusedError, NothingTrainedError, TooFewTrainedError, refusals
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.folder import CARD_PAGE
 from flwr_privacy.privacy.trained_count import TrainedCount
-from flwr_privacy.strategies.state.card_folder import CARD_PAGE
 from flwr_privacy.strategies.state.ending import ending, next_commands, trained_rounds
 from flwr_privacy.strategies.state.experiment import SchemeResult, to_record
 from flwr_privacy.strategies.state.history import log, plain
 from flwr_privacy.wire.message import EVALUATE, TRAIN
+
+from .charge_log import named_costs
 
 if TYPE_CHECKING:
     from .base import SchemeStrategy
@@ -80,13 +82,22 @@ class ServerLoop:
     def begin(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """Return the model to start from: the initial model or a checkpoint's."""
         state = self._experiment.begin(initial_arrays)
+        strategy, broken_off = self._strategy, named_costs(self._experiment.asked.left)
         if state is None:
+            strategy.heads.take_up(broken_off)
             return initial_arrays
-        strategy = self._strategy
         strategy.messenger.load_state(state["messenger"])
         keys = strategy.federation.keys
         keys.load_state(state["client_keys"], forget=strategy.loop.forget_keys)
-        self._charge_log.load(PrivacyCard.from_json(state["card"]))
+        card = PrivacyCard.from_json(state["card"])
+        self._charge_log.load(card)
+        strategy.heads.load_state(
+            state["ledgers"],
+            card,
+            broken_off=broken_off,
+            accept=strategy.loop.accept_ledgers,
+            lost=bool(self._experiment.lost_rounds),
+        )
         strategy.transport.load_state(state["secure_sum"])
         strategy.trained = TrainedCount.from_state(state["trained"])
         strategy.load_state_dict(state["scheme_state"])
@@ -206,6 +217,8 @@ class ServerLoop:
         line |= strategy.messenger.counts()
         # What a resume compares with: an older card has fewer.
         line["charged"] = card.answers().charged
+        if losses := strategy.heads.taken_losses():
+            line["accepted_ledgers"] = losses
         line["seconds"] = self._seconds()
         log(line, of_the_app=strategy.metrics_phases, spent=card.guarantee.budget())
         self._experiment.end_round(line, arrays, card=card, **self._state())
@@ -237,6 +250,7 @@ class ServerLoop:
         return {
             "messenger": strategy.messenger.state(),
             "client_keys": strategy.federation.keys.state(),
+            "ledgers": strategy.heads.state(),
             "scheme_state": strategy.state_dict(),
             "inner": strategy.model_step.state_dict(),
             "secure_sum": strategy.transport.state(),

@@ -57,7 +57,7 @@ from flwr_privacy.strategies.requests.messenger import Assigned, only
 from flwr_privacy.strategies.requests.request_log import arrays_of
 from flwr_privacy.strategies.state.experiment import to_record
 from flwr_privacy.wire.layout import Layout
-from flwr_privacy.wire.message import TRAIN
+from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 from .calibrated import check_calibrated, check_evaluated, plain, tree_of
 from .relay import Relay
@@ -67,6 +67,8 @@ from .tier_requests import WEIGHT, TierRequests, taken
 from .tier_schedule import TierSchedule
 from .tiers import TierLog
 from .tree_members import (
+    MIN_CHILDREN,
+    any_trusted,
     check_leaves,
     check_min_children,
     check_relayed,
@@ -113,7 +115,7 @@ class M2FDP(SchemeStrategy):
         Whether step and clipping fall as ``1 / sqrt(t + 1)``; by Theorem 1 as that over all local
         steps, for a training whose own step is 1 / beta. It is told by ``learning-rate-scale``.
     min_children : int, default 2
-        A secure node with fewer answers hands nothing on.
+        A secure node with fewer answers hands nothing on. Not where no aggregator is trusted.
     control : AdaptiveControl, optional
         Adaptive control of K and of who takes part, before every round.
     relay : bool, default False
@@ -130,7 +132,8 @@ class M2FDP(SchemeStrategy):
         Where it is left out and arrays that came as a list look like statistics, the first round is
         refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
     insecure_seed : int, optional
-        Seed of the noise of aggregators that the server simulates, for tests: protects nobody.
+        Seed of the noise of aggregators that the server simulates, for tests: protects nobody. Not
+        where the server adds no noise.
     evaluation : PrivateEvaluation, optional
         Has devices evaluate the model, with `DeviceNoise` or `RecordNoise`, a part of the budget
         set aside for it. By default they are not asked to evaluate.
@@ -144,7 +147,7 @@ class M2FDP(SchemeStrategy):
     -----
     In an evaluation each device adds all of the noise to its counts and sends them to the server,
     also one that has an aggregator that it trusts: aggregators have no part in it, whether the
-    server simulates them or not. `fraction_evaluate` of the clients are asked; under `RecordNoise`
+    server simulates them or not. `fraction_evaluate` of the devices are asked; under `RecordNoise`
     those of them that have trained before, so that one accountant has the whole budget of a device.
 
     Guarantee
@@ -177,7 +180,7 @@ class M2FDP(SchemeStrategy):
     privacy: DeviceNoise | RecordNoise | PaperNoise | NoNoise
     schedule: EventSchedule = EventSchedule()  # noqa: RUF009
     step_rule: Literal["constant", "inv_sqrt", "theorem"] = "constant"
-    min_children: int = 2
+    min_children: int = MIN_CHILDREN
     control: AdaptiveControl | None = None
     relay: bool = False
     perturb_reg: bool = False
@@ -189,6 +192,7 @@ class M2FDP(SchemeStrategy):
     scheme: ClassVar[str] = "m2fdp"
     metrics_phases: ClassVar[frozenset[str]] = frozenset()
     keeps_statistics: ClassVar[bool] = True
+    not_called: ClassVar[frozenset[str]] = frozenset({"configure_train", "aggregate_train"})
     weight_key = WEIGHT
 
     def __post_init__(self) -> None:
@@ -204,6 +208,9 @@ class M2FDP(SchemeStrategy):
         check_integer("min_children", self.min_children, minimum=1)
         if self.insecure_seed is not None:
             check_integer("insecure_seed", self.insecure_seed, minimum=0)
+            if not self._adds_noise():
+                allowed = "None: the server adds no noise here, so that there is nothing to seed"
+                raise InvalidParameterError("insecure_seed", self.insecure_seed, allowed)
         self._given_tree = self.tree
         self._keep_back_given = self.keep_back
         self._kept_back = list(self.keep_back or ())
@@ -223,6 +230,11 @@ class M2FDP(SchemeStrategy):
             needed = members(self.tree, relayed=self.relay)
             self.min_available_nodes = max(self.min_available_nodes, needed)
             self._build()
+
+    def _adds_noise(self) -> bool:
+        """Tell whether the server draws noise: that of aggregators that it simulates."""
+        simulated = any_trusted(self.tree) and not self.relay
+        return self.privacy.noised and (simulated or self.privacy.edge_noise)
 
     def _build(self) -> None:
         super()._build()
@@ -429,11 +441,13 @@ class M2FDP(SchemeStrategy):
             return []
         due = self._evaluations.due(server_round, rounds=self.plan.rounds)
         self._evaluations.trained = self._trained and due
-        without = set(self.federation.clients()) - set(self.tree.devices)
-        without |= self._evaluations.used_up(self.plan.evaluations)
+        without = self._evaluations.used_up(self.plan.evaluations)
         if self.privacy.unit == RECORD:
             without |= set(self.tree.devices) - self._that_trained()
-        request = EvaluationRequest(terms=self.plan.evaluation_terms(), without=without)
+        # Under a relay aggregators are clients too, which have no data.
+        request = EvaluationRequest(
+            terms=self.plan.evaluation_terms(), without=without, among=self.tree.devices
+        )
         return self._evaluations.configure(grid, server_round, arrays, config, request)
 
     def aggregate_evaluate(
@@ -446,7 +460,8 @@ class M2FDP(SchemeStrategy):
 
     def _that_trained(self) -> set[str]:
         """Return the devices that have answered in a training: their ledgers begin with it."""
-        trainings = (release for release in self.releases if release.phase == TRAIN)
+        # The phase of a training's charge says where its answer went.
+        trainings = (release for release in self.releases if release.phase != EVALUATE)
         return {c for r in trainings for c in set(r.clients).difference(r.unanswered or ())}
 
     # -- What it promises --------------------------------------------------------------------

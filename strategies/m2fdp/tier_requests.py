@@ -19,6 +19,7 @@ from flwr_privacy.m2fdp import (
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
+from flwr_privacy.strategies.requests.ledger_heads import ChargeName
 from flwr_privacy.strategies.requests.request_log import ClientReply
 from flwr_privacy.strategies.state.experiment import to_record
 from flwr_privacy.wire.arrays import Arrays
@@ -135,9 +136,24 @@ class TierRequests:
             take=self.take,
             adds_up=self.relay is None,
             cost=charges.costs(self.exchange),
+            charged_as=self.charge_name,
             charged=charges.charged(self.exchange),
             forecast=forecast,
         )
+
+    def charge_name(self, device: str) -> ChargeName:
+        """Return the name under which a device's ledger has the charge of its answer."""
+        return self._charge_names[self.plan.tree.parent(device)]
+
+    @cached_property
+    def _charge_names(self) -> dict[str, ChargeName]:
+        """The same for the devices of each lowest aggregator, drawn or not."""
+        names = {}
+        for leaf in self.exchange.leaves:
+            children = list(self.plan.tree.children(leaf)) if self._sealed(leaf) else []
+            terms = self.terms(leaf, children)
+            names[leaf] = ChargeName(terms.way, self.plan.server_round, terms.period)
+        return names
 
     def _sealed(self, leaf: str) -> bool:
         return self.relay is not None and self.plan.tree.secure(leaf)

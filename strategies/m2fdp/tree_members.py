@@ -12,6 +12,8 @@ from flwr_privacy.wire.identity import derive_seed, fingerprints, places
 from flwr_privacy.wire.message import Fields
 
 __all__ = [
+    "MIN_CHILDREN",
+    "any_trusted",
     "check_leaves",
     "check_min_children",
     "check_relayed",
@@ -25,6 +27,9 @@ __all__ = [
 logger = logging.getLogger("flwr.privacy")
 
 _ROUNDING = 1e-9
+
+MIN_CHILDREN = 2
+"""Fewest answers that a trusted aggregator averages, unless the user says otherwise."""
 
 
 def members(tree: TierTree, *, relayed: bool) -> int:
@@ -53,14 +58,26 @@ def devices_among(clients: Iterable[str], introductions: Mapping[str, Fields]) -
     return [c for c in clients if introductions.get(c, {}).get("role", "device") == "device"]
 
 
+def any_trusted(tree: TierTree) -> bool:
+    """Tell whether some aggregator of a tree is trusted."""
+    return any(tree.secure(node) for tier in tree.tiers[1:-1] for node in tier)
+
+
 def check_min_children(tree: TierTree, least: int) -> None:
-    """Refuse trusted aggregators with too few children ever to pass anything on.
+    """Refuse a number of children without effect, or with which nothing would be passed on.
 
     Raises
     ------
     InvalidParameterError
-        If there is one.
+        If no aggregator is trusted and it is not the usual one, or a trusted one has fewer.
     """
+    if least != MIN_CHILDREN and not any_trusted(tree):
+        raise InvalidParameterError(
+            "min_children",
+            least,
+            f"{MIN_CHILDREN} where no aggregator of the tree is trusted: nobody averages before "
+            "the noise",
+        )
     for tier in tree.tiers[1:-1]:
         for node in filter(tree.secure, tier):
             children = len(tree.children(node))

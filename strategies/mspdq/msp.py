@@ -139,6 +139,7 @@ class MSP(DrawnStrategy):
     scheme: ClassVar[str] = "msp"
     quantizes: ClassVar[bool] = False
     keeps_statistics: ClassVar[bool] = True
+    not_called: ClassVar[frozenset[str]] = frozenset({"aggregate_train"})
 
     def __post_init__(self) -> None:
         if self.replacement is None:

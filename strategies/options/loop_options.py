@@ -67,6 +67,10 @@ class LoopOptions:
         the first key of each client is kept for the experiment.
     forget_keys : tuple of str, default ()
         On a resume without pins: clients whose kept key is forgotten, because they have a new one.
+    accept_ledgers : tuple of str, default ()
+        On a resume: clients whose ledger is accepted although it is not the one that this server
+        saw before, because it was lost or restored from a backup. What is missing in it is written
+        into the log, the history and the privacy card. By default such a client is refused.
     on_round : callable, optional
         Called with the history line of every round.
 
@@ -95,6 +99,7 @@ class LoopOptions:
     accept_lost_rounds: bool = False
     pins: str | Path | None = None
     forget_keys: tuple[str, ...] = ()
+    accept_ledgers: tuple[str, ...] = ()
     on_round: Callable[[dict[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
@@ -109,9 +114,15 @@ class LoopOptions:
             raise InvalidParameterError("accept_lost_rounds", True, "resume=True beside it")
         if self.resume and self.run_dir is None:
             raise InvalidParameterError("run_dir", self.run_dir, "the folder to resume from")
-        if not isinstance(self.forget_keys, list | tuple):
-            raise InvalidParameterError("forget_keys", self.forget_keys, "a list of client ids")
-        object.__setattr__(self, "forget_keys", tuple(self.forget_keys))  # TOML has lists
+        for name in ("forget_keys", "accept_ledgers"):
+            clients = getattr(self, name)
+            if not isinstance(clients, list | tuple):
+                raise InvalidParameterError(name, clients, "a list of client ids")
+            object.__setattr__(self, name, tuple(clients))  # TOML has lists
+        if self.accept_ledgers and not self.resume:
+            raise InvalidParameterError(
+                "accept_ledgers", self.accept_ledgers, "nothing, but on a resume"
+            )
         if self.forget_keys and (self.pins is not None or not self.resume):
             allowed = "nothing, but on a resume without pins: the pins say the keys"
             raise InvalidParameterError("forget_keys", self.forget_keys, allowed)

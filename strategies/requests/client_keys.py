@@ -69,6 +69,11 @@ class ClientKeys:
         if key:
             self._kept[client] = key
 
+    def key_of(self, client: str) -> str:
+        """Return the key that belongs to a client's name; "" if none is known."""
+        keys: Mapping[str, str] = self._kept if self._pins is None else self._pins.clients
+        return keys.get(client, "")
+
     @property
     def pinned(self) -> frozenset[str] | None:
         """The clients that have a pin; None without pins."""

@@ -21,8 +21,9 @@ from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.wire.hello import NONCE, NONCE_BYTES
 from flwr_privacy.wire.message import RECORD, Fields, Header, payload_bytes
 
-from .client_keys import REASON, ClientKeys
+from .client_keys import ClientKeys
 from .exchange import persistent_exchange
+from .ledger_heads import LedgerHeads
 from .request_log import ClientReply, RequestLog
 
 if TYPE_CHECKING:  # it loads cryptography
@@ -51,11 +52,15 @@ class Federation:
         Number of nodes to wait for.
     pins : Pins, optional
         The clients' long-term keys; see `ClientKeys`.
+    heads : LedgerHeads, optional
+        Compares the ledger that a hello shows with what was seen before.
 
     Attributes
     ----------
     keys : ClientKeys
         Which key belongs to which client.
+    heads : LedgerHeads, optional
+        What the clients' ledgers showed before.
     nodes : dict
         The node of each client that is there.
     simulated : list of str
@@ -74,11 +79,13 @@ class Federation:
         virtual_clients: int | None = None,
         min_available_nodes: int = 2,
         pins: "Pins | None" = None,
+        heads: LedgerHeads | None = None,
     ) -> None:
         self.virtual_clients = virtual_clients
         self.met = False
         self.cohorts = False
         self.keys = ClientKeys(pins)
+        self.heads = heads
         self.nodes: dict[str, int] = {}
         self.connected: list[int] = []
         self.introductions: dict[str, Fields] = {}
@@ -177,9 +184,12 @@ class Federation:
                 own, holder = replace(header, client_id=client), self.nodes.get(client)
                 try:
                     self.keys.admit(own, fields, nonce=nonce, node=node, holder=holder)
+                    # A node that runs whom a server names shows those ledgers with its answers.
+                    if self.heads is not None and self.virtual_clients is None:
+                        self.heads.greet(client, fields)
                 except ReplyRefusedError as error:
                     request_log.withdraw(reply, error)
-                    conflicts.append(str(error).removeprefix(f"{REASON}: "))
+                    conflicts.append(str(error).removeprefix(f"{error.reason}: "))
                     self.kept_out[node] = client, conflicts[-1]
                     continue
                 self.kept_out.pop(node, None)

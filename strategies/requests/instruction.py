@@ -1,6 +1,6 @@
 """Describes one exchange as data: fields to send, how answers add up, what an answer costs."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from flwr.app import ConfigRecord, RecordDict
@@ -11,6 +11,7 @@ from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import RECORD, Fields
 
+from .ledger_heads import ChargeName
 from .request_log import ClientReply, RequestLog
 
 __all__ = ["Instruction", "noting", "to_each"]
@@ -48,6 +49,9 @@ class Instruction:
     charged : callable, optional
         From what became of the request to the clients that pay. By default those who were asked and
         did not say that they released nothing.
+    charged_as : callable, optional
+        From a client's name to the name under which its ledger has the charge
+        (`flwr_privacy.pipeline.mechanism.Release.name`); by default that of the question.
     hidden : bool, default False
         Whether who is asked is a secret, so that everybody is charged. The privacy card does not
         say then who did not answer: it would tell of some that they were asked.
@@ -78,6 +82,7 @@ class Instruction:
     adds_up: bool | None = None
     cost: Callable[[str], Charge | None] | None = None
     charged: Callable[[RequestLog], set[str]] = lambda asked: set(asked.released())
+    charged_as: Callable[[str], ChargeName] | None = None
     hidden: bool = False
     large: bool = False
     again: bool = False
@@ -86,16 +91,18 @@ class Instruction:
     forecast: Callable[[int], Forecast] | None = None
     finish: Callable[[WeightedMean], Arrays] = lambda mean: mean.finish()
 
-    def costs(self, clients: set[str]) -> dict[Charge, set[str]]:
-        """Return the clients that each charge applies to."""
-        found: dict[Charge, set[str]] = {}
+    def costs(
+        self, request_log: RequestLog, clients: Iterable[str]
+    ) -> dict[str, tuple[ChargeName, Charge]]:
+        """Return what a request costs some clients, each with the name of its charge."""
         if self.cost is None:
-            return found
-        for client in clients:
-            charge = self.cost(client)
-            if charge is not None:
-                found.setdefault(charge, set()).add(client)
-        return found
+            return {}
+        charges = {client: self.cost(client) for client in clients}
+        return {
+            client: (request_log.charged_as(client), charge)
+            for client, charge in charges.items()
+            if charge is not None
+        }
 
 
 def to_each(values: Mapping[str, Fields]) -> dict[str, RecordDict]:

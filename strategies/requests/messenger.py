@@ -284,6 +284,7 @@ class Messenger:
             late=late,
             virtual_seconds=virtual_seconds,
             seconds=self._real_deadline(),
+            heads=self.federation.heads,
         )
         if self.recorded:
             self._tally.add(request_log)

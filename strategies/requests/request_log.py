@@ -9,7 +9,7 @@ cyclic garbage that keeps a reply's arrays in memory until the collector comes b
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
+from flwr_privacy.privacy.ledger.shown import COUNT, VALUE
 from flwr_privacy.wire.arrays import decode_npy
 from flwr_privacy.wire.cohort import CohortAnswer
 from flwr_privacy.wire.identity import check_client_id
@@ -31,6 +32,7 @@ from flwr_privacy.wire.message import (
     payload_bytes,
 )
 
+from .ledger_heads import ChargeName, LedgerHeads
 from .pulling import IMPOSTOR_CODE, MALFORMED_CODE
 
 __all__ = ["ClientReply", "PartialSum", "RequestLog", "arrays_of"]
@@ -45,6 +47,7 @@ REASONS = {
     "error",
     "failed",
     "identity",
+    "ledger",
     "malformed",
     "names",
     "not finite",
@@ -69,6 +72,7 @@ _REASON_OF_CODE = {
 _GARBAGE = {
     "another round",
     "dtype",
+    "ledger",
     "malformed",
     "names",
     "shape",
@@ -201,6 +205,8 @@ class RequestLog:
         default_factory=dict
     )  # of a secure sum: whose keys or shares a client refuses, by that client
     free: set[str] = field(default_factory=set)  # of a cohort: who left nothing on its node
+    heads: LedgerHeads | None = None  # what the clients' ledgers showed before
+    names: Callable[[str], ChargeName] | None = None  # of the charges, if not the question's own
     spoke: set[int] = field(default_factory=set)  # nodes that were there, whatever they said
     asked_again: set[int] = field(default_factory=set)  # nodes that said nothing the first time
     _heard: set[int] = field(default_factory=set)
@@ -231,11 +237,13 @@ class RequestLog:
                     raise ReplyRefusedError(reason, message.error.reason or "")
                 return None
             size = self._size(message.content)
-            client_id, _ = self._header(message.content)
+            client_id, fields = self._header(message.content)
             if not self.cohorts and self.asked.get(node) not in ([""], [client_id]):
                 raise ReplyRefusedError("unknown client", f"{client_id[:64]!r} does not sit there")
             if node in self._heard:  # it was asked twice, and has answered in time
                 raise ReplyRefusedError("duplicate", "it has answered already")
+            if not self.cohorts:
+                self._look_at_ledger(client_id, fields, node=node, late=True)
         except (ReplyRefusedError, ProtocolError) as error:
             self._refuse_message(message, error)
             return None
@@ -282,6 +290,20 @@ class RequestLog:
         asked = {client for node in self.asked for client in self.addressed(node)}
         named = {f"node-{node}" for node in self.named}
         return tuple(sorted((asked - named - self._silent) | self.answered))
+
+    @property
+    def own_name(self) -> ChargeName:
+        """The name of the question within its experiment."""
+        return ChargeName(self.header.phase, self.header.server_round, self.header.request)
+
+    def charged_as(self, client: str) -> ChargeName:
+        """Return the name under which a client's ledger has the charge, if there is one."""
+        return self.own_name if self.names is None else self.names(client)
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """The clients that say that they released nothing."""
+        return frozenset(self._silent - self.answered)
 
     def addressed(self, node: int) -> list[str]:
         """Return the clients at a node, or its address for one that has not said who it is."""
@@ -349,6 +371,7 @@ class RequestLog:
             self.named[node] = client_id
         self.bytes_up += size
         self.answered.add(client_id)
+        self._look_at_ledger(client_id, fields, node=node)
         if client_id in self.late:
             self.late_count += 1
             return
@@ -367,6 +390,10 @@ class RequestLog:
             elif reason != "failed":  # that one was charged, and has no answer
                 self.answered.add(client)
             self.refuse(reason, f"client {client}: {detail}")
+        for client, count, value in answer.heads:
+            if self.heads is not None:  # unsigned: whoever runs simulated clients has all keys
+                shown = {COUNT: count, VALUE: value}
+                self.heads.take(client, shown, asked=self.charged_as(client), simulated=True)
         if self.summed:
             records = (r for r in content.values() if isinstance(r, ArrayRecord))
             arrays = arrays_of(next(records, ArrayRecord()))
@@ -386,6 +413,16 @@ class RequestLog:
             except (ReplyRefusedError, ProtocolError) as error:
                 reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
                 self.refuse(reason, f"client {client}: {error}")
+
+    def _look_at_ledger(
+        self, client_id: str, fields: Fields, *, node: int, late: bool = False
+    ) -> None:
+        """Compare what a reply shows of its client's ledger with what was asked."""
+        if self.heads is not None:
+            named = self.named.get(node) == client_id or self.asked.get(node) == [""]
+            address = f"node-{node}" if named else ""
+            asked = self.charged_as(address or client_id)
+            self.heads.take(client_id, fields, asked=asked, address=address, late=late)
 
     def _size(self, content: RecordDict) -> int:
         try:

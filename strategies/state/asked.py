@@ -4,22 +4,18 @@ Nobody knows then which of the answers were sent, so each of them is charged: by
 on, when it asks the same question again, or when it ends without.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.errors import CheckpointError
+from flwr_privacy.errors import CheckpointError, DataError
+from flwr_privacy.privacy.card.asked_file import Asked, AskedFile
+from flwr_privacy.privacy.card.folder import ASKED
 from flwr_privacy.wire.files import write_text
 
 from .run_files import content_of
 
-__all__ = ["ASKED", "AskedNotes"]
-
-ASKED = "asked.json"
-
-Asked = dict[str, dict[str, Charge]]
-"""What a question costs each client that it was put to, by the question's name."""
+__all__ = ["AskedNotes"]
 
 
 class AskedNotes:
@@ -36,7 +32,7 @@ class AskedNotes:
         self._asked: Asked = {}
         self._before: Asked = {}  # by a run that broke off
 
-    def take_up(self, experiment_id: str, wanted: Callable[[str], bool]) -> None:
+    def take_up(self, experiment_id: str, wanted: Callable[[str, str], bool]) -> None:
         """Read the notes of an earlier run of the experiment.
 
         Parameters
@@ -44,8 +40,8 @@ class AskedNotes:
         experiment_id : str
             Identity of the experiment.
         wanted : callable
-            Tells by a question's name whether the checkpoint lacks its charges: the note may be
-            older than the checkpoint.
+            Tells by the names of a charge and its client whether the checkpoint lacks it: the note
+            may be older than the checkpoint.
 
         Raises
         ------
@@ -53,27 +49,33 @@ class AskedNotes:
             If the note is damaged or cannot be read.
         """
         noted = self._read(experiment_id)
-        self._before = {question: costs for question, costs in noted.items() if wanted(question)}
-        self._asked = {question: dict(costs) for question, costs in self._before.items()}
+        lacking = {
+            name: {client: charge for client, charge in costs.items() if wanted(name, client)}
+            for name, costs in noted.items()
+        }
+        self._before = {name: costs for name, costs in lacking.items() if costs}
+        self._asked = {name: dict(costs) for name, costs in self._before.items()}
 
-    def note(self, experiment_id: str, question: str, costs: Mapping[str, Charge]) -> None:
-        """Record what a request will cost each client, before it is sent."""
-        self._asked.setdefault(question, {}).update(costs)
+    def note(self, experiment_id: str, asked: Mapping[str, Mapping[str, Charge]]) -> None:
+        """Record what a request will cost each client, by the names of the charges."""
+        for name, costs in asked.items():
+            self._asked.setdefault(name, {}).update(costs)
         if self._path is not None:
-            asked = {
-                name: {client: charge.to_dict() for client, charge in sorted(noted.items())}
-                for name, noted in self._asked.items()
-            }
-            document = {"experiment_id": experiment_id, "asked": asked}
-            write_text(self._path, json.dumps(document))
+            noted = AskedFile(experiment_id=experiment_id, asked=self._asked)
+            write_text(self._path, noted.to_json())
 
-    def before(self, question: str) -> set[str]:
-        """Return the clients that an interrupted run asked the same request; once.
+    def before(self, name: str) -> set[str]:
+        """Return the clients that an interrupted run asked for the same charge; once.
 
         Nobody knows which of them declined. A resumed round asks the same question, perhaps not the
         same clients.
         """
-        return set(self._before.pop(question, {}))
+        return set(self._before.pop(name, {}))
+
+    @property
+    def left(self) -> Asked:
+        """The requests of an interrupted run that this run has not sent again."""
+        return self._before
 
     def broken_off(self) -> Asked:
         """Return the requests of an interrupted run that this run has not sent again; once."""
@@ -82,7 +84,7 @@ class AskedNotes:
 
     @property
     def questions(self) -> list[str]:
-        """The requests since the last checkpoint; the next checkpoint has their charges."""
+        """The names of the charges since the last checkpoint; the next checkpoint has them."""
         return sorted(self._asked)
 
     def clear(self) -> None:
@@ -96,12 +98,9 @@ class AskedNotes:
         if content is None:
             return {}
         try:
-            document = json.loads(content)
-            if document["experiment_id"] != experiment_id:
-                return {}  # the folder was used before, and its run came to no checkpoint
-            return {
-                question: {client: Charge.from_dict(charge) for client, charge in costs.items()}
-                for question, costs in document["asked"].items()
-            }
-        except (ValueError, AttributeError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{self._path} is damaged ({error})") from error
+            noted = AskedFile.from_json(content)
+        except DataError as error:
+            raise CheckpointError(f"{self._path} {error}") from error
+        if noted.experiment_id != experiment_id:
+            return {}  # the folder was used before, and its run came to no checkpoint
+        return {question: dict(costs) for question, costs in noted.asked.items()}

@@ -11,18 +11,19 @@ from flwr.serverapp.strategy import Result
 
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.folder import ASKED, CARD, CARD_PAGE, METRICS, new_card_folder
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies.options.loop_options import LoopOptions
 from flwr_privacy.wire.files import write_text
 from flwr_privacy.wire.identity import new_experiment_id
 
 from . import checkpoint
-from .asked import ASKED, AskedNotes
-from .card_folder import CARD, CARD_PAGE, new_card_folder
+from .asked import AskedNotes
 from .history import History
 from .lost_rounds import (
     after_lost_rounds,
     card_in,
+    lacking,
     last_round_shown,
     question_names,
     round_of,
@@ -33,7 +34,6 @@ __all__ = ["Experiment", "SchemeResult"]
 logger = logging.getLogger("flwr.privacy")
 
 CHECKPOINT = "checkpoint.bin"
-METRICS = "metrics.jsonl"
 
 
 @dataclass(repr=False)  # Flower's own does not print the model
@@ -140,10 +140,8 @@ class Experiment:
         self._check_same(path, state, initial_arrays)
         self._id = state["experiment_id"]
         done, settled = state["round"] - bool(state["line"]), state["settled"]
-        self.asked.take_up(
-            state["experiment_id"],
-            lambda question: round_of(question) > done and question not in settled,
-        )
+        lacks = lacking(PrivacyCard.from_json(state["card"]), settled, done=done)
+        self.asked.take_up(state["experiment_id"], lacks)
         state = self._compared(state, self.run_dir, done)
         self.history.restart(state["history"])
         return state
@@ -172,7 +170,7 @@ class Experiment:
             )
         # A run of it may have come to no checkpoint.
         if self.run_dir is not None and self._id is not None:
-            self.asked.take_up(self._id, lambda question: True)
+            self.asked.take_up(self._id, lambda name, client: True)
             card = card_in(self.run_dir / CARD, self._id)
             last = last_round_shown(self.history.written(), card, self.asked.questions)
             if last >= 0:
@@ -206,7 +204,8 @@ class Experiment:
                 "trained later: the charges stay on the card, and the training goes on after it"
             )
         charged = set() if card is None else question_names(card)
-        self.asked.take_up(self.id, lambda question: question not in charged)
+        lacks = lacking(card or PrivacyCard.from_json(state["card"]), charged)
+        self.asked.take_up(self.id, lacks)
         last = max([last, *map(round_of, self.asked.questions)])
         # A checkpoint before an evaluation has its round's training already.
         self.lost_rounds = last - state["round"]

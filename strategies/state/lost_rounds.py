@@ -7,16 +7,16 @@ charges stay on the card, and their numbers are not used again.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from flwr_privacy.errors import CheckpointError, DataError
-from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card import CardRelease, PrivacyCard
 
 from .run_files import content_of
 
-__all__ = ["after_lost_rounds", "card_in", "last_round_shown", "question_names"]
+__all__ = ["after_lost_rounds", "card_in", "lacking", "last_round_shown", "question_names"]
 
 
 def card_in(path: Path, experiment_id: str) -> PrivacyCard | None:
@@ -40,8 +40,38 @@ def card_in(path: Path, experiment_id: str) -> PrivacyCard | None:
 
 
 def question_names(card: PrivacyCard) -> set[str]:
-    """Return the names of the questions that a card has charges of."""
-    return {f"{r.phase} {r.server_round} {r.request}" for r in card.releases}
+    """Return the names of the charges on a card."""
+    return {_name(release) for release in card.releases}
+
+
+def lacking(
+    card: PrivacyCard, settled: Collection[str], *, done: int = -1
+) -> Callable[[str, str], bool]:
+    """Return a function that tells by the names of a charge and its client what a run lacks.
+
+    Parameters
+    ----------
+    card : PrivacyCard
+        The charges that the run has.
+    settled : collection of str
+        Names of charges that it has, or that were declined.
+    done : int, default -1
+        The last round whose charges it has, all of them.
+    """
+    # Of a setup, which clients that come later have under the same name.
+    first = {
+        (_name(release), client)
+        for release in card.releases
+        if release.server_round == 0
+        for client in release.clients
+    }
+
+    def lacks(name: str, client: str) -> bool:
+        if round_of(name) == 0:
+            return (name, client) not in first
+        return round_of(name) > done and name not in settled
+
+    return lacks
 
 
 def last_round_shown(
@@ -114,6 +144,10 @@ def after_lost_rounds(
         "history": history + text,
         "card": card.to_json(),
     }
+
+
+def _name(release: CardRelease) -> str:
+    return f"{release.phase} {release.server_round} {release.request}"
 
 
 def round_of(question: str) -> int:

@@ -120,12 +120,6 @@ def check_evaluated(
         raise InvalidParameterError(
             "noise", privacy.noise, "another one with a private evaluation: its cost is not proven"
         )
-    if privacy.sampling_rate != 1:
-        raise InvalidParameterError(
-            "sampling_rate",
-            privacy.sampling_rate,
-            "1 with a private evaluation, which takes all records",
-        )
     if schedule is not None and isinstance(schedule.validation, ClientLosses):
         raise InvalidParameterError(
             "validation", "clients", "a function on the server with a private evaluation"

@@ -189,6 +189,8 @@ class UDP(SchemeStrategy):
         self.plan: UDPPlan | None = None
         self.terms: UDPTerms | None = None
         self._participants = Participants(self.federation, alone=self._alone, secret=self._secret)
+        if self._secret:  # everybody is charged; the ledgers have what their clients were asked
+            self.heads.leave_out()
         self._cohort = 0  # of the last sum that was asked for with noise in shares
         self._spent = SpentBudgets()
         self._loss: float | None = None
@@ -410,6 +412,9 @@ class UDP(SchemeStrategy):
         without = self._without_budget()
         if evaluations is not None and plan.evaluations is not None:
             without |= evaluations.used_up(plan.evaluations)
+        if self.privacy.sampling_rate != 1:
+            # A ledger goes by its oldest charge: after that of a sample it adds up both kinds.
+            without |= set(self.federation.clients()) - self._that_trained()
         terms = plan.evaluation_terms(honest=honest)
         own = {client: plan.evaluation_terms(client) for client in self.privacy.named()}
         # One grid for all, the finest that one of them needs: their codes are added up.
@@ -419,6 +424,12 @@ class UDP(SchemeStrategy):
             own={client: replace(each, grid=grid) for client, each in own.items()},
             without=without,
         )
+
+    def _that_trained(self) -> set[str]:
+        """Return the clients that have answered in a training."""
+        trainings = (release for release in self.releases if release.phase == TRAIN)
+        trained = {c for r in trainings for c in set(r.clients).difference(r.unanswered or ())}
+        return self.charge_log.with_addresses(trained)
 
     def _without_budget(self) -> set[str]:
         return set().union(*self.privacy.lacking(self.federation.clients()).values())

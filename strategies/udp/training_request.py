@@ -15,6 +15,7 @@ from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.strategies.participants import Participants
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
 from flwr_privacy.udp import UDPPlan, UDPTerms
+from flwr_privacy.udp.schedule import SECRET_NEIGHBOURS
 from flwr_privacy.udp.sensitivity import USER_UNIT
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays
@@ -79,7 +80,7 @@ def training_request(
         charge = theirs.charge()
         if charge is None or not participants.secret:
             return charge
-        return replace(charge, sampling=plan.q)
+        return replace(charge, neighbours=SECRET_NEIGHBOURS, sampling=plan.q)
 
     def failed_sigma(clients: Collection[str]) -> float:
         return math.hypot(*(own_terms.get(c, terms).failed_sigma() for c in clients))

@@ -109,6 +109,7 @@ class VerticalStrategy(ColumnOwners):
     weight_key = "num-examples"  # the clients' own: 1
     untimed: ClassVar[frozenset[str]] = frozenset({EVALUATE})
     metrics_phases: ClassVar[frozenset[str]] = frozenset()
+    not_called: ClassVar[frozenset[str]] = frozenset({"configure_train", "aggregate_train"})
 
     def __post_init__(self) -> None:
         if self.loop.quorum is not None:

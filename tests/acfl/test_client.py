@@ -234,8 +234,12 @@ def test_nothing_that_a_server_knows_tells_a_batch(tmp_path: Path) -> None:
 
 ALL = set(MODES)
 POLICIES: dict[str, tuple[set[str], set[str]]] = {  # whose setup and whose gradient it allows
-    "max_epsilon = 20.1": ({"record"}, {"record"}),
-    "max_epsilon = 19": (set(), set()),
+    'neighbours = ["add_remove"]\nmax_epsilon = 20.1': ({"record"}, {"record"}),
+    'neighbours = ["add_remove"]\nmax_epsilon = 19': (set(), set()),
+    # Without a word of the policy it is counted as for a replaced record.
+    "max_epsilon = 52.7": ({"record"}, {"record"}),
+    "max_epsilon = 52": (set(), set()),
+    'neighbours = ["replace_one"]': (set(), set()),
     'units = ["record"]': ({"record"}, {"record"}),
     'units = ["user"]': (set(), set()),
     "min_noise_multiplier = 0.1": ({"record"}, {"record"}),

@@ -21,7 +21,8 @@ from flwr_privacy.simulations.research.audits.crowd import CROWDS, crowd
 from flwr_privacy.simulations.research.audits.evidence import evidence
 from flwr_privacy.simulations.research.audits.m2fdp import m2fdp_devices, m2fdp_zone
 from flwr_privacy.simulations.research.audits.observed import Claim, Coins, Released, Session
-from flwr_privacy.simulations.research.audits.udp import udp_records, udp_sampled, udp_users
+from flwr_privacy.simulations.research.audits.udp import udp_users
+from flwr_privacy.simulations.research.audits.udp_records import udp_records, udp_sampled
 from flwr_privacy.simulations.research.audits.verdicts import (
     CANNOT_TELL,
     NOT_REFUTED,

@@ -41,7 +41,7 @@ from flwr_privacy.clients.torch import record_gradients
 from flwr_privacy.pipeline.planned_release import PlannedRelease
 from flwr_privacy.privacy import updates
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.research.audits import udp
+from flwr_privacy.simulations.research.audits import udp, udp_records
 from flwr_privacy.udp import terms as udp_terms
 from flwr_privacy.udp.schedule import UDPNoisePlan
 
@@ -218,21 +218,25 @@ CASES: dict[str, Bug] = {
     "a round too many": Bug(udp.udp_users, rounds_off_by_one, "exceed"),
     "a budget for each round": Bug(udp.udp_users, a_budget_for_each_round, "exceed"),
     # Records
-    "records clipped too weakly": Bug(udp.udp_records, records_clipped_too_weakly),
-    "records: the wrong sensitivity": Bug(udp.udp_records, half_sensitivity(per_record_steps)),
-    "records: noise x 0.9": Bug(udp.udp_records, noise(udp_terms, scaled(0.9))),
-    "records: noise reused": Bug(udp.udp_records, noise(udp_terms, EverySecond("reused"))),
-    "records: a release not charged": Bug(udp.udp_records, uncharged, "not charged"),
+    "records clipped too weakly": Bug(udp_records.udp_records, records_clipped_too_weakly),
+    "records: the wrong sensitivity": Bug(
+        udp_records.udp_records, half_sensitivity(per_record_steps)
+    ),
+    "records: noise x 0.9": Bug(udp_records.udp_records, noise(udp_terms, scaled(0.9))),
+    "records: noise reused": Bug(udp_records.udp_records, noise(udp_terms, EverySecond("reused"))),
+    "records: a release not charged": Bug(udp_records.udp_records, uncharged, "not charged"),
     "twice the rate": Bug(
-        udp.udp_sampled, sampled(lambda n, rate, random: _chosen(n, 2 * rate, random)), "sampled"
+        udp_records.udp_sampled,
+        sampled(lambda n, rate, random: _chosen(n, 2 * rate, random)),
+        "sampled",
     ),
     "a sample of a fixed size": Bug(
-        udp.udp_sampled,
+        udp_records.udp_sampled,
         sampled(lambda n, rate, random: np.random.default_rng().permutation(n)[: int(rate * n)]),
         "fixed size",
     ),
     "the same sample": Bug(
-        udp.udp_sampled,
+        udp_records.udp_sampled,
         sampled(lambda n, rate, random: _chosen(n, rate, SecureRandom.insecure(1))),
         "depend",
     ),

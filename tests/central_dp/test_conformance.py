@@ -44,4 +44,5 @@ class TestTrustedServer(WrapsConformance):
     exact_cohorts = True
     codes = True
     registered = False  # the same scheme as above
+    ledgers = False
     no_noise: ClassVar[dict[str, Any]] = {"secure_sum": SecureSum()}  # a sum has no noise either

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from dp_accounting.rdp import RdpAccountant
 
 from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.curves import ORDERS
+from flwr_privacy.central_dp.guarantee import guarantee_of
 from flwr_privacy.central_dp.plan import CentralDPNoisePlan
-from flwr_privacy.central_dp.sensitivity import sensitivity
+from flwr_privacy.central_dp.sensitivity import relation, sensitivity
 from flwr_privacy.central_dp.terms import SHARE_REACH, CentralDPTerms
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.adaptive_clipping import (
@@ -86,9 +88,9 @@ def test_secret_poisson_samples_of_everybody_are_plain_rounds_with_half_the_sens
     schedule = CentralDPNoisePlan(**SECRET, **{**BUDGET, "q": 1.0})
     plain = CentralDPNoisePlan(noise="server", sampling="fixed", **{**BUDGET, "q": 1.0})
     assert schedule.noise_multiplier == plain.noise_multiplier
-    options = {"noise": "server"}
-    assert 2 * sensitivity(3.0, sampling="poisson", **options) == sensitivity(
-        3.0, sampling="fixed", **options
+    assert (schedule.relation, plain.relation) == ("add_remove", "replace_one")
+    assert 2 * sensitivity(3.0, neighbours="add_remove") == sensitivity(
+        3.0, neighbours="replace_one"
     )
 
 
@@ -96,7 +98,12 @@ def test_secret_poisson_samples_of_everybody_are_plain_rounds_with_half_the_sens
 def test_pld_would_do_with_5_to_8_percent_less_noise(epsilon: float, rounds: int, q: float) -> None:
     schedule = CentralDPNoisePlan(**SECRET, epsilon=epsilon, delta=1e-6, rounds=rounds, q=q)
     low, high = (
-        Charge(noise_multiplier=share * schedule.noise_multiplier, sampling=q, count=rounds)
+        Charge(
+            neighbours="add_remove",
+            noise_multiplier=share * schedule.noise_multiplier,
+            sampling=q,
+            count=rounds,
+        )
         for share in (0.92, 0.95)
     )
     assert spent([low], delta=1e-6, accountant="pld") > epsilon
@@ -155,23 +162,27 @@ def contributions() -> list[tuple[np.ndarray, float]]:
     return sent
 
 
+@pytest.mark.parametrize("neighbours", [None, "zero_out"])
 @pytest.mark.parametrize(("noise", "sampling"), MODES)
-def test_the_sensitivities_are_the_largest_changes_of_a_sum(noise: str, sampling: str) -> None:
+def test_the_sensitivities_are_the_largest_changes_of_a_sum(
+    noise: str, sampling: str, neighbours: str | None
+) -> None:
     sent = contributions()
     assert {half for _, half in sent} == {-1.0, 1.0}
-    where = {"noise": noise, "sampling": sampling}
+    found = relation(neighbours, noise=noise, sampling=sampling)
     others_update, others_half = np.array([0.375, -1.0]), 1.0
     sums = [(others_update + update, others_half + half) for update, half in sent]
-    if (noise, sampling) == ("server", "poisson"):  # one client more or less
+    secret = (noise, sampling) == ("server", "poisson")
+    if secret or neighbours == "zero_out":  # one client more or less, or with nothing to add
         pairs = [(one, (others_update, others_half)) for one in sums]
     else:  # the data of one client are replaced
         pairs = list(itertools.product(sums, repeat=2))
     updates = max(float(np.linalg.norm(one[0] - other[0])) for one, other in pairs)
     halves = max(abs(one[1] - other[1]) for one, other in pairs)
-    allowed = sensitivity(NORM, **where)
+    allowed = sensitivity(NORM, neighbours=found)
     # Truncation takes up to a step off each of two opposite updates.
     assert allowed - 2.01 * FINE.step <= updates <= allowed
-    assert halves == sensitivity(1.0, **where)
+    assert halves == sensitivity(1.0, neighbours=found)
     # And both at once: what the joint release counts on.
     z_u, z_c = split(2.0, 0.3)
     assert z_c is not None
@@ -194,6 +205,7 @@ def test_the_clipping_norm_finds_the_quantile_of_the_norms_through_noise(
     terms = CentralDPTerms(
         noise=noise,
         sampling=sampling,
+        neighbours=relation(None, noise=noise, sampling=sampling),
         noise_multiplier=1.0,
         count_share=0.01,
         epsilon=4.0,
@@ -226,6 +238,7 @@ def test_the_clipping_norm_finds_the_quantile_of_the_norms_through_noise(
 TERMS = CentralDPTerms(
     noise="distributed",
     sampling="fixed",
+    neighbours="replace_one",
     noise_multiplier=2.0,
     count_share=0.36,
     epsilon=4.0,
@@ -250,15 +263,18 @@ def test_shares_together_are_the_noise_of_the_charge() -> None:
     # Worked by hand: z_u = 2 / 0.8, z_c = 2 / 0.6; sensitivities 1 and 2; 4 = sqrt(16).
     assert update == pytest.approx(2.5 * 1.0 / 4)
     assert count == pytest.approx(2 / 0.6 * 2 / 4)
-    assert TERMS.charge() == Charge(noise_multiplier=2.0, gap=1e-4)
+    assert TERMS.charge() == Charge(neighbours="replace_one", noise_multiplier=2.0, gap=1e-4)
 
 
 def test_a_trusted_server_adds_the_whole_noise() -> None:
-    terms = changed(noise="server", sampling="poisson", sampling_rate=0.1, parties=1)
+    secret = {"sampling": "poisson", "sampling_rate": 0.1, "neighbours": "add_remove"}
+    terms = changed(noise="server", parties=1, **secret)
     update, count = terms.share_sigmas()
     assert update == pytest.approx(2.5 * 0.5)
     assert count == pytest.approx(2 / 0.6)
-    assert terms.charge() == Charge(noise_multiplier=2.0, gap=1e-4, sampling=0.1)
+    assert terms.charge() == Charge(
+        neighbours="add_remove", noise_multiplier=2.0, gap=1e-4, sampling=0.1
+    )
     assert changed(noise="server", parties=1, count_share=0.0).share_sigmas() == (2.0, None)
 
 
@@ -340,11 +356,41 @@ def test_a_schedule_of_no_budget_is_refused(change: dict[str, Any], text: str) -
         CentralDPNoisePlan(**{"noise": "server", "sampling": "fixed", **BUDGET, **change})
 
 
+@pytest.mark.parametrize(("noise", "sampling"), MODES)
+def test_zero_out_is_by_name_half_the_distance_of_replaced_data(noise: str, sampling: str) -> None:
+    mode = {"noise": noise, "sampling": sampling, **BUDGET}
+    usual, named = CentralDPNoisePlan(**mode), CentralDPNoisePlan(**mode, neighbours="zero_out")
+    assert named.noise_multiplier == usual.noise_multiplier
+    assert named.charge() == replace(usual.charge(), neighbours="zero_out")
+    secret = (noise, sampling) == ("server", "poisson")
+    assert usual.terms(1.0).sigma() == named.terms(1.0).sigma() * (1 if secret else 2)
+    assert usual.relation == ("add_remove" if secret else "replace_one")
+    told = {"summed": True, "quorum": None, "kept_back": [], "insecure": False}
+    guarantee, plain = guarantee_of(named, **told), guarantee_of(usual, **told)
+    assert guarantee.neighbours == "the contribution of one client to the sums is zero"
+    assert guarantee.neighbours != plain.neighbours
+    # What the same noise is worth for replaced data: half its multiplier.
+    charge = replace(
+        named.charge(),
+        noise_multiplier=named.noise_multiplier / 2,
+        neighbours="replace_one",
+        count=named.releases,
+    )
+    epsilon = spent([charge], delta=1e-5, accountant="rdp" if secret else "gdp")
+    text = f"half the noise multiplier is worth: epsilon {epsilon:.4g} for all rounds"
+    assert any(text in line for line in guarantee.not_protected)
+    assert not any("half the noise" in line for line in plain.not_protected)
+    assert epsilon > (1.2 if secret else 2) * 4.0
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: sensitivity(0.0, **SECRET), r"clipping_norm = 0\.0"),
-        (lambda: sensitivity(1.0, sampling="x", noise="server"), "sampling = 'x'"),
+        (lambda: sensitivity(0.0, neighbours="add_remove"), r"clipping_norm = 0\.0"),
+        (lambda: relation(None, sampling="x", noise="server"), "sampling = 'x'"),
+        (lambda: relation("replace_one", **SECRET), "expected one of"),
+        (lambda: relation("add_remove", sampling="fixed", noise="server"), "expected one of"),
+        (lambda: changed(neighbours="add_remove"), "neighbours = 'add_remove': expected one of"),
     ],
 )
 def test_values_that_are_not_allowed_are_named(call: Any, text: str) -> None:

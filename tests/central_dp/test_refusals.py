@@ -167,6 +167,15 @@ def test_the_secret_of_the_samples_is_in_the_checkpoint_and_nowhere_else(
             [],
         ),
         (
+            {"neighbours": "zero_out"},
+            [
+                "for data sets where the contribution of one client to the sums is zero",
+                "a client whose data are replaced by any other, beyond what half the noise",
+            ],
+            ["trusted"],
+        ),
+        ({**POISSON, "neighbours": "zero_out"}, ["of one client to the sums is zero"], []),
+        (
             POISSON,
             [
                 "and neither a message nor who takes part",
@@ -190,6 +199,8 @@ def test_the_promise_says_against_whom_and_on_what_it_rests(
         assert words not in text
     assert (promise.epsilon, promise.delta, promise.void) == (8.0, 1e-5, "")
     assert promise.spent == pytest.approx(8.0, rel=1e-5)
+    usual = "add_remove" if POISSON.items() <= options.items() else "replace_one"
+    assert strategy.card().relation() == options.get("neighbours", usual)
 
 
 @pytest.mark.parametrize("options", [{}, {"noise": "server", "insecure_seed": 1}])
@@ -204,6 +215,7 @@ def test_a_reply_that_weighs_more_is_refused() -> None:
     terms = CentralDPTerms(
         noise="distributed",
         sampling="fixed",
+        neighbours="replace_one",
         noise_multiplier=2.0,
         epsilon=10.0,
         delta=1e-5,

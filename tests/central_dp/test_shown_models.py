@@ -14,8 +14,8 @@ from flwr.app import ArrayRecord
 
 from flwr_privacy.clients import CentralDPClient, as_mod
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.folder import CARD
 from flwr_privacy.strategies import CentralDP
-from flwr_privacy.strategies.state.card_folder import CARD
 from flwr_privacy.strategies.state.experiment import CHECKPOINT, Experiment
 
 APP = message_app([as_mod(CentralDPClient)])

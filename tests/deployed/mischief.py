@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from clock import set_clock
 from flwr.app import Context, Message
 from plan import PlannedFaults, digest_of
 
+from flwr_privacy.privacy.ledger import ledger
 from flwr_privacy.simulations.engines.inline import Fault
 
 CLOCKS = {"clock ahead": timedelta(days=365), "clock behind": timedelta(days=-365)}
@@ -53,10 +55,12 @@ def mischief(
 
 @contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """Have what is written beside a file go to a disk without space."""
-    beside = path.with_name(path.name + ".new")
-    beside.symlink_to(FULL)
-    try:
+    """Have what is written to a ledger go to a disk without space."""
+
+    def write(target: Path, content: bytes, **_: Any) -> None:
+        assert target == path.resolve()
+        with FULL.open("wb", buffering=0) as full:
+            full.write(content)
+
+    with patch.object(ledger, "append", write):
         yield
-    finally:
-        beside.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from conformance import Killed
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
-from flwr_privacy.accounting import Charge, spent
+from flwr_privacy.accounting import ADD_REMOVE, Charge, spent
 from flwr_privacy.acfl.evaluation import LinearEvaluation, exact_scores
 from flwr_privacy.acfl.plan import ACFLPlan
 from flwr_privacy.clients import acfl_client_app
@@ -56,7 +57,7 @@ def entries_of(folder: Path, client: int) -> list[Any]:
 
 def terms(z: float = 2.0, **values: Any) -> LinearEvaluation:
     usual: dict[str, Any] = {"accuracy": "accuracy", "epsilon": 8.0, "delta": 1e-5, "gap": 1e-4}
-    usual |= {"unit": "record", "grid": -10, "secret_records": True, "feature_map": "raw"}
+    usual |= {"unit": "record", "grid": -10, "neighbours": ADD_REMOVE, "feature_map": "raw"}
     return LinearEvaluation(**{**usual, "noise_multiplier": z, **values})
 
 
@@ -324,7 +325,8 @@ class Node:
 
 def test_a_server_that_asks_too_often_meets_the_budget(tmp_path: Path) -> None:
     node, planned = Node(tmp_path), 0
-    while spent([Charge(noise_multiplier=2.0, gap=1e-4, count=planned + 1)], delta=1e-5) <= 3.0:
+    one = Charge(noise_multiplier=2.0, neighbours=ADD_REMOVE, gap=1e-4)
+    while spent([replace(one, count=planned + 1)], delta=1e-5) <= 3.0:
         planned += 1
     for server_round in range(1, planned + 1):
         (arrays, _) = node.ask(terms(epsilon=3.0), round=server_round)
@@ -337,7 +339,7 @@ def test_a_server_that_asks_too_often_meets_the_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"secret_records": False}, "secret_records = False: expected True"),
+        ({"neighbours": "replace_one"}, "neighbours = 'replace_one': expected one of 'add_remove'"),
         ({"feature_map": "rff"}, "features = 'rff'"),
         ({"parties": 4, "grid": -10}, "outside of a secure sum"),
         ({"by_server": True}, "without noise|no noise|allow_unprotected"),

@@ -48,7 +48,9 @@ def test_trainings_and_planned_evaluations_fit_the_budget_together(
         evaluation_share=0.05,
         evaluations=evaluations,
     )
-    evaluation = Charge(noise_multiplier=plan.evaluation_multiplier, gap=plan.gap)
+    evaluation = Charge(
+        neighbours=plan.relation, noise_multiplier=plan.evaluation_multiplier, gap=plan.gap
+    )
     charges = [plan.charge()] * plan.releases + [evaluation] * evaluations
     accountant = "gdp" if plan.sampling_rate == 1 else "rdp"
     assert 3.9 < spent(charges, delta=1e-5, accountant=accountant) <= 4.0
@@ -254,6 +256,8 @@ def test_the_largest_share_leaves_room_for_sampled_rounds() -> None:
         evaluation_share=0.99,
         evaluations=200,
     )
-    evaluation = Charge(noise_multiplier=plan.evaluation_multiplier, count=200)
+    evaluation = Charge(
+        neighbours=plan.relation, noise_multiplier=plan.evaluation_multiplier, count=200
+    )
     rounds = replace(plan.charge(), count=200)
     assert spent([rounds, evaluation], delta=1e-5, accountant="rdp") <= 0.5

@@ -24,6 +24,7 @@ ODD = (math.nan, math.inf, -math.inf, -3.0, 7.0, 1e300)
 
 def terms(unit: str = "user", loss_cap: float | None = None, **values: Any) -> EvaluationTerms:
     usual = {"noise_multiplier": 2.0, "epsilon": 8.0, "delta": 1e-5, "gap": 1e-4}
+    usual |= {"neighbours": "replace_one"}
     return planned_terms(PrivateEvaluation(loss_cap=loss_cap), unit=unit, **{**usual, **values})
 
 
@@ -121,6 +122,8 @@ def test_a_server_that_names_a_coarse_grid_or_other_nonsense_is_refused() -> Non
         {"unit": "record", "loss_cap": 2.0},
         {"unit": "record", "accuracy": "loss"},
         {"unit": "record", "accuracy": "f1"},
+        {"unit": "record", "neighbours": "zero_out"},
+        {"neighbours": "both"},
         {"loss_cap": -1.0},
         {"epsilon": 0.0},
         {"delta": 1.0},

@@ -10,6 +10,7 @@ import pytest
 from drop_in import PAGE
 from numpy.typing import NDArray
 
+from flwr_privacy.accounting import ADD_REMOVE, REPLACE_ONE
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.evaluation import EvaluationTerms, PrivateEvaluation
 from flwr_privacy.evaluation.estimate import estimated
@@ -24,11 +25,13 @@ from flwr_privacy.wire.fields import read, write
 
 Array = NDArray[np.float64]
 KINDS = [(False, 0), (False, 3), (True, 0), (True, 3)]
+RELATION = {False: REPLACE_ONE, True: ADD_REMOVE}  # by whether the number of records is a secret
 
 
 def terms(unit: str = "user", labels: int = 3, **values: Any) -> EvaluationTerms:
     option = PrivateEvaluation(label_histogram=labels or None, loss_cap=values.pop("cap", None))
-    usual = {"noise_multiplier": 2.0, "epsilon": 8.0, "delta": 1e-5, "gap": 1e-4}
+    usual: dict[str, Any] = {"noise_multiplier": 2.0, "epsilon": 8.0, "delta": 1e-5, "gap": 1e-4}
+    usual |= {"neighbours": REPLACE_ONE}
     return planned_terms(option, unit=unit, **{**usual, **values})
 
 
@@ -91,7 +94,7 @@ def test_a_replaced_record_moves_an_answer_by_no_more_than_is_charged(labels: in
 
 @pytest.mark.parametrize("labels", [0, 3])
 def test_one_record_more_moves_an_answer_by_no_more_than_is_charged(labels: int) -> None:
-    asked, largest = terms("record", labels, secret_records=True), 0.0
+    asked, largest = terms("record", labels, neighbours=ADD_REMOVE), 0.0
     for others in (n * (RECORDS[0],) + m * (RECORDS[3],) for n, m in ((0, 0), (4, 3), (998, 1))):
         before = code(asked, metrics_of(others))
         moved = [np.linalg.norm(code(asked, metrics_of((*others, r))) - before) for r in RECORDS]
@@ -103,7 +106,7 @@ def test_one_record_more_moves_an_answer_by_no_more_than_is_charged(labels: int)
 
 @pytest.mark.parametrize("secret", [False, True])
 def test_what_of_a_record_is_public_is_in_no_answer_where_it_is_a_secret(secret: bool) -> None:
-    asked = terms("record", secret_records=secret)
+    asked = terms("record", neighbours=RELATION[secret])
     measured = asked.measure({}, metrics_of(tuple(RECORDS)))
     arrays, own = asked.noise(measured, asked.plan({}, Facts()), SecureRandom.insecure(0))
     assert (RECORDS_NAME in arrays) != secret
@@ -114,7 +117,7 @@ def test_what_of_a_record_is_public_is_in_no_answer_where_it_is_a_secret(secret:
 def test_a_server_that_names_a_grid_on_which_a_record_is_a_whole_step_is_refused() -> None:
     """With much noise a coarse grid is fine for a client's data, and none for counts."""
     for secret, labels in KINDS:
-        good = vars(terms("record", labels, secret_records=secret, noise_multiplier=4000.0))
+        good = vars(terms("record", labels, neighbours=RELATION[secret], noise_multiplier=4000.0))
         assert good["grid"] == -1
         with pytest.raises(InvalidParameterError, match="grid = 0: expected at most -1"):
             EvaluationTerms(**{**good, "grid": 0})
@@ -135,7 +138,7 @@ def test_the_planned_grid_costs_no_more_than_is_charged(
 
 def test_the_noise_of_every_entry_is_what_is_charged() -> None:
     for unit, secret in (("user", False), ("record", False), ("record", True)):
-        asked = terms(unit, secret_records=secret)
+        asked = terms(unit, neighbours=RELATION[secret])
         plan, random = asked.plan({}, Facts()), SecureRandom.insecure(3)
         measured = asked.measure({}, metrics_of(tuple(RECORDS)))
         drawn = np.array(
@@ -155,8 +158,9 @@ def test_the_noise_of_every_entry_is_what_is_charged() -> None:
     [
         ({"labels": -1}, "labels = -1"),
         ({"labels": 1025}, "labels = 1025"),
-        ({"secret_records": True}, "secret_records = True: expected false"),
-        ({"unit": "record", "grid": -1, "loss_cap": 1.0, "secret_records": True}, "loss_cap"),
+        ({"neighbours": "both"}, "neighbours = 'both'"),
+        ({"unit": "record", "neighbours": "zero_out"}, "neighbours = 'zero_out'"),
+        ({"unit": "record", "grid": -1, "loss_cap": 1.0, "neighbours": ADD_REMOVE}, "loss_cap"),
     ],
 )
 def test_a_server_that_asks_for_other_things_is_refused(change: Any, text: str) -> None:
@@ -178,7 +182,7 @@ def test_a_server_that_asks_for_other_things_is_refused(change: Any, text: str) 
 )
 def test_an_app_that_does_not_count_each_record_once_is_refused(change: Any, text: str) -> None:
     for secret in (False, True):
-        asked = terms("record", secret_records=secret)
+        asked = terms("record", neighbours=RELATION[secret])
         with pytest.raises(ProtocolError, match=text):
             asked.measure({}, {**metrics_of(tuple(RECORDS)), **change})
 
@@ -218,7 +222,7 @@ def test_the_metrics_are_those_of_the_clients_where_noise_is_small() -> None:
     found = estimated(total_of(asked, SHOWN), asked, [asked.own_sigma()] * 2, most=2)
     assert found["label_histogram"] == pytest.approx([0.375, 0.125, 0.5], abs=2e-3)
     for secret in (False, True):
-        asked = terms("record", noise_multiplier=1e-3, secret_records=secret)
+        asked = terms("record", noise_multiplier=1e-3, neighbours=RELATION[secret])
         found = estimated(total_of(asked, SHOWN), asked, [asked.own_sigma()] * 2, most=math.inf)
         assert found["label_histogram"] == pytest.approx([6, 2, 2], abs=0.02)
         assert found["accuracy"] == pytest.approx(0.6, abs=0.002)
@@ -231,7 +235,7 @@ def test_the_metrics_are_those_of_the_clients_where_noise_is_small() -> None:
 def test_intervals_hold_the_value_in_95_of_100_evaluations(unit: str, secret: bool) -> None:
     """Of 400 clients, or 4000 records, each with noise of its own."""
     clients, draws = 400, 400
-    asked = terms(unit, noise_multiplier=0.5, secret_records=secret)
+    asked = terms(unit, noise_multiplier=0.5, neighbours=RELATION[secret])
     exact = clients * code(asked, SHOWN[0])
     truth = {"label": 0.75 if unit == "user" else 6.0 * clients, "accuracy": 0.5}
     noise = np.random.default_rng(2).normal(

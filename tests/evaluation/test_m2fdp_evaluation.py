@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from flwr_privacy.evaluation.plan import planned_terms
 from flwr_privacy.evaluation.sums import STATISTICS_NAME
 from flwr_privacy.m2fdp import DeviceNoise, EventSchedule, RecordNoise, TierTree
 from flwr_privacy.m2fdp.plan import M2FDPRoundPlan
+from flwr_privacy.m2fdp.zone_average import NEIGHBOURS
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import Fault
@@ -248,10 +250,10 @@ def test_only_devices_that_have_trained_are_asked_at_record_level(tmp_path: Path
         assert phases[:1] != ["evaluate"]
     trained: set[str] = set()
     for release in chosen.releases:
-        if release.phase == "train":
-            trained |= set(release.clients)
-        else:
+        if release.phase == "evaluate":
             assert set(release.clients) == trained
+        else:
+            trained |= set(release.clients)
     assert chosen.card().guarantee.spent <= 9.0
 
 
@@ -281,6 +283,14 @@ def test_with_nodes_for_aggregators_devices_evaluate_and_aggregators_do_not(
     assert result.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(0.15, abs=0.1)
     (aggregator,) = [n["client-id"] for n in nodes if n["m2fdp-role"] == "aggregator"]
     assert all(e.question.phase != "evaluate" for e in entries_of(tmp_path, aggregator))
+
+
+def test_a_fraction_is_one_of_the_devices_not_of_their_aggregators(tmp_path: Path) -> None:
+    chosen = strategy(relay=True, fraction_evaluate=0.8)  # 4 devices and an aggregator
+    nodes = zone_nodes(HALF, tmp_path, **{"privacy-state": str(tmp_path)})
+    run(chosen, nodes=nodes, num_rounds=2)
+    asked = [len(r.clients) for r in chosen.releases if r.phase == "evaluate"]
+    assert asked == [3, 3]
 
 
 class Dying(M2FDP):
@@ -382,14 +392,15 @@ class Node:
 
 def terms(unit: str = "user", **values: Any) -> EvaluationTerms:
     usual: dict[str, Any] = {"noise_multiplier": 2.0, "gap": 1e-4, "epsilon": 3.0, "delta": 1e-5}
-    usual |= {"secret_records": unit == "record"}
+    usual |= {"neighbours": NEIGHBOURS[unit]}
     return planned_terms(PrivateEvaluation(), unit=unit, **{**usual, **values})
 
 
 @pytest.mark.parametrize("unit", ["user", "record"])
 def test_a_server_that_asks_too_often_meets_the_budget(unit: str, tmp_path: Path) -> None:
     node, planned = Node(tmp_path), 0
-    while spent([Charge(noise_multiplier=2.0, gap=1e-4, count=planned + 1)], delta=1e-5) <= 3.0:
+    one = Charge(noise_multiplier=2.0, neighbours=NEIGHBOURS[unit], gap=1e-4)
+    while spent([replace(one, count=planned + 1)], delta=1e-5) <= 3.0:
         planned += 1
     for server_round in range(1, planned + 1):
         (arrays, _) = node.ask(terms(unit), round=server_round)
@@ -403,7 +414,10 @@ def test_a_server_that_asks_too_often_meets_the_budget(unit: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        (terms("record", secret_records=False), "secret_records = False: expected True"),
+        (
+            terms("record", neighbours="replace_one"),
+            "neighbours = 'replace_one': expected one of 'add_remove'",
+        ),
         (terms(by_server=True), "without noise|no noise|allow_unprotected"),
         (terms(parties=5), "outside of a secure sum"),
     ],

@@ -12,7 +12,7 @@ from apps import MODEL, StepClient, make, message_app, run_strategy, same
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from flwr_privacy.accounting import Charge, spent
+from flwr_privacy.accounting import Charge, new_accountant, spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.clients import UDPClient, as_mod, numpy_client_app
 from flwr_privacy.clients.torch import (
@@ -82,14 +82,24 @@ def test_trainings_and_planned_evaluations_fit_the_budget_together(
     for t in range(40):
         z = plan.multiplier(40 - t, left) if plan.spends else plan.noise_multiplier
         assert z is not None
-        trainings.append(Charge(noise_multiplier=z, gap=plan.gap))
+        trainings.append(Charge(neighbours="replace_one", noise_multiplier=z, gap=plan.gap))
         left += z**-2
-    evaluated = Charge(noise_multiplier=plan.validation_multiplier, gap=plan.gap, count=evaluations)
+    evaluated = Charge(
+        neighbours="replace_one",
+        noise_multiplier=plan.validation_multiplier,
+        gap=plan.gap,
+        count=evaluations,
+    )
     total = spent([*trainings, evaluated], delta=1e-5)
     assert total <= 2.0
     # Nothing is wasted either; the paper's moments prove less than a budget has.
     assert total >= (1.9 if noise == "zcdp" else 2.0 * (1 - 1e-6)) or noise == "zcdp"
-    more = Charge(noise_multiplier=plan.validation_multiplier, gap=plan.gap, count=evaluations + 1)
+    more = Charge(
+        neighbours="replace_one",
+        noise_multiplier=plan.validation_multiplier,
+        gap=plan.gap,
+        count=evaluations + 1,
+    )
     assert noise == "zcdp" or spent([*trainings, more], delta=1e-5) > 2.0
 
 
@@ -437,6 +447,70 @@ def test_a_server_that_dies_among_the_answers_pays_once(summed: bool, tmp_path: 
     assert result.guarantee.spent <= 8.0
 
 
+# -- Beside samples of the records ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.05, 0.4])
+@pytest.mark.parametrize("evaluations", [1, 5])
+@pytest.mark.usefixtures("no_pld")
+def test_sampled_trainings_leave_room_for_the_evaluations(share: float, evaluations: int) -> None:
+    """Added up in the order of the rounds, by the filter that a node's ledger goes by."""
+    plan = UDPNoisePlan(
+        noise="gdp_fixed",
+        epsilon=3.0,
+        delta=1e-5,
+        rounds=10,
+        q=1.0,
+        sampling_rate=0.1,
+        validation_share=share,
+        validations=evaluations,
+    )
+    one = {"neighbours": "replace_one", "gap": plan.gap}
+    training = Charge(**one, noise_multiplier=plan.noise_multiplier, sampling=0.1)
+    evaluation = Charge(**one, noise_multiplier=plan.validation_multiplier)
+    charges = [training]
+    rounds = [*[evaluation] * evaluations, *[training] * 9]
+    for charge in rounds:
+        assert not new_accountant("rdp", charges).would_exceed(charge, epsilon=3.0, delta=1e-5)
+        charges.append(charge)
+    assert 2.8 < spent(charges, delta=1e-5, accountant="rdp") <= 3.0
+    for more in (training, evaluation):
+        assert new_accountant("rdp", charges).would_exceed(more, epsilon=3.0, delta=1e-5)
+    without = UDPNoisePlan(
+        noise="gdp_fixed", epsilon=3.0, delta=1e-5, rounds=10, q=1.0, sampling_rate=0.1
+    )
+    assert plan.noise_multiplier > without.noise_multiplier
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.usefixtures("no_pld")
+def test_clients_with_samples_evaluate_after_their_first_training(
+    summed: bool, tmp_path: Path
+) -> None:
+    strategy = UDP(
+        fraction_train=1.0 if summed else 0.5,
+        min_available_nodes=4,
+        privacy=RecordLevel(epsilon=6.0, delta=1e-3, learning_rate=0.5, sampling_rate=0.3),
+        evaluation=PrivateEvaluation(accuracy="acc"),
+        secure_sum=SecureSum() if summed else None,
+    )
+    initial = ArrayRecord({n: Array(a) for n, a in get_arrays(net()).items()})
+    result = run_strategy(strategy, record_app(), arrays=initial, num_rounds=4, state=tmp_path)
+    assert set(result.evaluate_metrics_clientapp) == {1, 2, 3, 4}
+    trained: set[str] = set()
+    for release in strategy.releases:
+        if release.phase == "train":
+            trained |= set(release.clients)
+        else:
+            assert set(release.clients) == trained
+    for i in range(4):
+        entries = entries_of(tmp_path, i)
+        assert [entry.question.phase for entry in entries][:1] in (["train"], [])
+        assert len({entry.charge.sampling for entry in entries}) == (2 if entries else 0)
+    assert strategy.card(final=True).verify()
+    assert result.guarantee.spent <= 6.0
+
+
 # -- Options -------------------------------------------------------------------------------------
 
 
@@ -453,7 +527,6 @@ def test_without_an_evaluation_nobody_is_asked() -> None:
     [
         ({"noise": "none"}, "noise = 'none'"),
         ({"noise": "paper"}, "noise = 'paper'"),
-        ({"unit": "record", "learning_rate": 1.0, "sampling_rate": 0.5}, "sampling_rate = 0.5"),
         (
             {"unit": "record", "learning_rate": 1.0, "loss_cap": 3.0},
             "loss_cap = 3.0: expected None",
@@ -529,13 +602,20 @@ GOOD = {"accuracy": 0.5, "num-examples": 9}
 
 def terms(**values: Any) -> EvaluationTerms:
     usual: dict[str, Any] = {"unit": "user", "noise_multiplier": 2.0, "gap": 1e-4}
+    usual |= {"neighbours": "replace_one"}
     return planned_terms(PrivateEvaluation(), **{**usual, "epsilon": 3.0, "delta": 1e-5, **values})
 
 
 def test_a_server_that_asks_more_often_than_was_planned_meets_the_budget(tmp_path: Path) -> None:
     node = Node(tmp_path, lambda: GOOD)
     planned = 1
-    while spent([Charge(noise_multiplier=2.0, gap=1e-4, count=planned + 1)], delta=1e-5) <= 3.0:
+    while (
+        spent(
+            [Charge(neighbours="replace_one", noise_multiplier=2.0, gap=1e-4, count=planned + 1)],
+            delta=1e-5,
+        )
+        <= 3.0
+    ):
         planned += 1
     for server_round in range(1, planned + 1):
         node.ask(terms(), round=server_round)

@@ -5,7 +5,7 @@ import pytest
 
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.inspector.app_folder import AppFolder
-from flwr_privacy.simulations.inspector.change import change_of
+from flwr_privacy.simulations.inspector.changes.change import change_of
 from flwr_privacy.simulations.inspector.unfit import UnfitError
 from flwr_privacy.simulations.inspector.wraps import Options, Wrap, wrap_of
 
@@ -23,6 +23,11 @@ SCHEMES = {
     "msp": ("msp", False),
     "m2fdp": ("m2fdp", False),
 }
+RECORD = {
+    "udp-record": ("udp", False),
+    "udp-record-summed": ("udp", True),
+    "m2fdp-record": ("m2fdp", False),
+}
 ALL = frozenset(SCHEMES)
 FITTING = {
     "own_mods": ALL,
@@ -31,8 +36,8 @@ FITTING = {
     "batchnorm_numpy": ALL - {"m2fdp"},  # its on_fit_config_fn
     "own_start": {"fedavg", "udp", "central-dp"},  # no several exchanges, no secure sum
     "vertical": frozenset(),
-    "pytorch_message": ALL,
-    "pytorch_numpy": ALL,
+    "pytorch_message": ALL | set(RECORD),
+    "pytorch_numpy": ALL | set(RECORD),
 }
 REASONS = {
     "own_start": "start of its own",
@@ -40,13 +45,25 @@ REASONS = {
     "batchnorm_numpy": "own configure_train would not be called",
     "vertical": "makes no strategy",
 }
-CHARGED = {"udp", "udp-summed", "central-dp-summed", "m2fdp"}  # a trusted server notes its own
+NO_RECORDS = {  # why a training of the app's does not become one at record level
+    "batchnorm_numpy": "no single loop over the batches in it: model.py",
+    "trainer": r"the loop is in a method: task.py:\d+: def fit",
+    **dict.fromkeys(
+        ("own_mods", "own_metrics", "own_start"),
+        r"loss.backward\(\) is called at 0 places",
+    ),
+}
+CHARGED = {  # a trusted server notes its own
+    *("udp", "udp-summed", "central-dp-summed", "m2fdp"),
+    *RECORD,
+}
 
 
 def wrap(name: str, scheme: str) -> Wrap:
-    chosen, summed = SCHEMES[scheme]
+    chosen, summed = {**SCHEMES, **RECORD}[scheme]
+    unit = "record" if scheme in RECORD else None
     found = initial(name)
-    return wrap_of(chosen, Options(secure_sum=summed, clients=NODES)).keeping_back(
+    return wrap_of(chosen, Options(secure_sum=summed, clients=NODES, unit=unit)).keeping_back(
         [] if isinstance(found, str) else found.suspected
     )
 
@@ -55,7 +72,7 @@ def table(*, fits: bool) -> list[tuple[str, str]]:
     return [
         (name, scheme)
         for name, fitting in FITTING.items()
-        for scheme in SCHEMES
+        for scheme in (*SCHEMES, *RECORD)
         if (scheme in fitting) is fits
     ]
 
@@ -81,6 +98,7 @@ def test_the_changed_app_runs(name: str, scheme: str, apps: Apps) -> None:
     for client in apps.charged():
         entries = Ledger(app.parent / "state" / f"{client}.ledger", data_set=client).entries()
         assert {entry.question.server_round for entry in entries} == {1, 2}
+        assert {entry.unit for entry in entries} == {"record" if scheme in RECORD else "user"}
 
 
 @pytest.mark.parametrize(("name", "scheme"), table(fits=True))
@@ -97,7 +115,10 @@ def test_a_second_change_changes_nothing(name: str, scheme: str, apps: Apps) -> 
 
 @pytest.mark.parametrize(("name", "scheme"), table(fits=False))
 def test_an_app_that_does_not_fit_is_refused_with_the_reason(name: str, scheme: str) -> None:
-    with pytest.raises(UnfitError, match=REASONS[name]) as refused:
+    reason = REASONS.get(name, "")
+    if scheme in RECORD:  # what stands against the scheme itself comes first
+        reason = "|".join(filter(None, (reason, NO_RECORDS.get(name))))
+    with pytest.raises(UnfitError, match=reason) as refused:
         change_of(AppFolder.read(folder_of(name)), wrap(name, scheme))
     assert refused.value.by_hand
     assert refused.value.exit_code == 8

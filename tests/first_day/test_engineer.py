@@ -99,7 +99,12 @@ def test_a_deployment_with_a_policy_trains_and_can_be_verified(
         *("--nodes", "3", "--rounds", "2", "--policy", "policy.toml", "--out", "run"),
     )
     assert done.returncode == 0, done.stderr
-    assert "6 charged, 6 answered" in command("verify", "run").stdout
+    verified = command("verify", "run")
+    assert "6 charged, 6 answered" in verified.stdout
+    assert verified.returncode not in (
+        0,
+        27,
+    )  # the server alone says so, and nothing contradicts it
     state = "run/deployment/node-0/state"
     shown = command("ledger", "show", "--state", state, "--policy", "policy.toml")
     assert shown.returncode == 0, shown.stderr

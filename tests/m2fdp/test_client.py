@@ -43,7 +43,7 @@ def test_its_noise_is_that_of_the_charge(tmp_path: Path) -> None:
     answers = [vector(node.ask(terms(epsilon=1e5), round=r)[0]) for r in range(1, 51)]
     noise = np.array(answers) - 0.5 / np.sqrt(8)
     assert noise.std() == pytest.approx(0.5 * 2 * 0.5, rel=5 / np.sqrt(2 * noise.size))
-    charge = Charge(noise_multiplier=0.5, gap=GAP)
+    charge = Charge(neighbours="replace_one", noise_multiplier=0.5, gap=GAP)
     assert {entry.charge for entry in node.entries()} == {charge}
     assert {(entry.scheme, entry.unit) for entry in node.entries()} == {(SCHEME, "user")}
 

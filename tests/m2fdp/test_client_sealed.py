@@ -63,7 +63,7 @@ def test_a_sealed_answer_has_nothing_in_the_open(tmp_path: Path) -> None:
     assert own[METRICS] == {"num-examples": 1}
     entries = device.entries()
     assert [(e.charge, e.scheme) for e in entries] == [
-        (Charge(noise_multiplier=0.5, gap=GAP), "m2fdp")
+        (Charge(neighbours="replace_one", noise_multiplier=0.5, gap=GAP), "m2fdp")
     ]
 
 

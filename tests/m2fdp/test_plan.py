@@ -216,7 +216,9 @@ def test_a_release_has_its_share_of_the_budget(epsilon: float) -> None:
         assert release.multiplier == pytest.approx(expected, rel=1e-6)
         assert release.multiplier > expected
         charge = release.charge()
-        assert charge == Charge(noise_multiplier=release.multiplier, gap=GAP)
+        assert charge == Charge(
+            neighbours="replace_one", noise_multiplier=release.multiplier, gap=GAP
+        )
         total = spent([replace(charge, count=200 // steps)], delta=1e-5, accountant="gdp")
         assert epsilon * (1 - 1e-6) < total <= epsilon
 
@@ -398,4 +400,6 @@ def test_a_star_is_ldp() -> None:
     assert star.exchanges[0].leaves.keys() == {"cloud"}
     release = star.release(1, 0)
     assert (release.steps, release.sensitivity) == (3, 2 * 0.25 * 3)
-    assert release.charge() == Charge(noise_multiplier=release.multiplier, gap=GAP)
+    assert release.charge() == Charge(
+        neighbours="replace_one", noise_multiplier=release.multiplier, gap=GAP
+    )

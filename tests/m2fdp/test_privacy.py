@@ -92,7 +92,9 @@ def test_all_classes_spend_the_same_on_any_path_of_K(
         for found in boundary_classes(tree, schedule.with_steps(steps)):
             for covered in found.steps:
                 z = multiplier(epsilon=epsilon, delta=delta, steps=covered, total_steps=total)
-                ledgers.setdefault(found.tier, []).append(Charge(noise_multiplier=z))
+                ledgers.setdefault(found.tier, []).append(
+                    Charge(neighbours="replace_one", noise_multiplier=z)
+                )
     assert set(ledgers) == {1, 2, 3}
     paid = [spent(charges, delta=delta, accountant="gdp") for charges in ledgers.values()]
     assert paid == pytest.approx([paid[0]] * 3, rel=1e-9)
@@ -105,7 +107,7 @@ def test_all_classes_spend_the_same_on_any_path_of_K(
 
 def record_charges(z: float, q: float, periods: Sequence[int], rounds: int) -> list[Charge]:
     return [
-        Charge(noise_multiplier=z, sampling=any_batch(q, steps))
+        Charge(neighbours="add_remove", noise_multiplier=z, sampling=any_batch(q, steps))
         for _ in range(rounds)
         for steps in periods
     ]
@@ -183,7 +185,12 @@ def test_the_alpha_that_a_true_epsilon_of_1_needs(
         (secure, 1.0, whole, 200),
         (insecure, 0.25, part, 800),
     ):
-        charge = Charge(noise_multiplier=alpha * z / ratio, sampling=sampling, count=count)
+        charge = Charge(
+            neighbours="add_remove",
+            noise_multiplier=alpha * z / ratio,
+            sampling=sampling,
+            count=count,
+        )
         assert spent([charge], delta=DELTA, accountant="pld") == pytest.approx(1, rel=0.02)
 
 

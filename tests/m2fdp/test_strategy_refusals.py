@@ -74,8 +74,27 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "^relay = True: expected false without noise",
     ),
     "a flag": ({"edge_noise": "yes"}, "^edge_noise = 'yes': expected true or false"),
+    "children of nobody": (
+        {"min_children": 1},
+        "^min_children = 1: expected 2 where no aggregator of the tree is trusted",
+    ),
+    "children in a star": ({"fanouts": (4,), "min_children": 3}, "^min_children = 3: expected 2 "),
     "seed": ({"insecure_seed": -1}, "^insecure_seed = -1"),
+    "a seed without noise": (
+        {"p": 0.5, "unit": "none", "insecure_seed": 5},
+        "^insecure_seed = 5: expected None: the server adds no noise",
+    ),
+    "a seed where devices add the noise": ({"insecure_seed": 5}, "^insecure_seed = 5: expected N"),
+    "a seed where nodes add the noise": (
+        {"p": 0.5, "relay": True, "insecure_seed": 5},
+        "^insecure_seed = 5: expected None",
+    ),
 }
+
+
+@pytest.mark.parametrize("options", [{"p": 0.5}, {"p": 0.0, "edge_noise": True}])
+def test_a_seed_is_taken_where_the_server_adds_noise(options: dict[str, Any]) -> None:
+    assert make(M2FDP, fanouts=(2, 2), insecure_seed=5, **options).insecure_seed == 5
 
 
 @pytest.mark.parametrize("what", BAD)

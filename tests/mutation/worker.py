@@ -31,6 +31,7 @@ LIBRARIES = (
 OPTIONS = (
     *("-x", "-q", "-p", "no:cacheprovider", "-m", "not ray and not deployed"),
     *("--doctest-modules", "--hypothesis-profile=mutants"),
+    *("-p", "no:flwr-privacy"),  # the plugin is that of the installed project, not of the copy
 )
 FOREIGN = 99  # exit status: modules were imported that are not of the copy
 PATIENCE = 10  # how much longer tests may take than they may use a core: others use it, too

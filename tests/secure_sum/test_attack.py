@@ -169,11 +169,11 @@ def test_over_seeds_the_numbers_are_ranges(
     assert float(similarity[0]) < float(similarity[1])  # other masks, other records
 
 
-def test_seeds_have_to_have_an_effect(
+def test_an_audit_takes_one_seed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = command(monkeypatch, capsys, "udp", "--seeds", "2", code=2)
-    assert said == "error: seeds = 2: expected 1, but for secure-sum\n"
+    said = command(monkeypatch, capsys, "audit", "--seeds", "2", code=2)
+    assert said.startswith("error: seeds = 2: expected 1 for audit: the error of its verdicts")
 
 
 def test_the_command_attacks_mspdq_and_says_in_words_what_it_found(

@@ -38,6 +38,7 @@ def central_terms(**changes: Any) -> CentralDPTerms:
     usual: dict[str, Any] = {
         "noise": "distributed",
         "sampling": "fixed",
+        "neighbours": "replace_one",
         "noise_multiplier": 5.0,
         "count_share": 0.1,
         "epsilon": 8.0,

@@ -66,6 +66,7 @@ LOSS = udp.LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, **BUDGET, gap=1
 SHARES = CentralDPTerms(
     noise="distributed",
     sampling="fixed",
+    neighbours="replace_one",
     noise_multiplier=5.0,
     count_share=0.1,
     **BUDGET,

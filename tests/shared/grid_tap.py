@@ -1,40 +1,14 @@
-"""What passes between a strategy and its clients, shown to functions that may change it."""
+"""A question that a client is not asked, and what else changes messages on their way."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from flwr.app import Message
 
 from flwr_privacy.secure_sum.messages import DEAL
+from flwr_privacy.simulations.testing.grid_tap import tapped
 
-See = Callable[[Message], None]
-
-
-def _nothing(message: Message) -> None:
-    """Leave a message as it is."""
-
-
-def tapped(asked: See = _nothing, said: See = _nothing) -> Callable[[Any], None]:
-    """Return a change of a grid that shows each question before it goes, and each reply."""
-
-    def tap(grid: Any) -> None:
-        push, pull = grid.push_messages, grid.pull_messages
-
-        def push_messages(messages: Iterable[Message]) -> Any:
-            messages = list(messages)
-            for message in messages:
-                asked(message)
-            return push(messages)
-
-        def pull_messages(ids: Iterable[str]) -> Any:
-            replies = list(pull(ids))
-            for reply in replies:
-                said(reply)
-            return replies
-
-        grid.push_messages, grid.pull_messages = push_messages, pull_messages
-
-    return tap
+__all__ = ["tapped", "without_a_deal"]
 
 
 def without_a_deal(step: int) -> Callable[[Any], None]:

@@ -55,7 +55,7 @@ class Page(HTMLParser):
         return self.tags.count("figure")
 
 
-def leave_card(run, *, spent=None, **more):
+def leave_card(run, *, spent=None, relation="replace_one", **more):
     """Leave the privacy card of a run in its folder."""
     values = {"scheme": run.settings.scheme, "protects": "nothing", "adversary": "nobody"}
     if spent is not None:
@@ -78,7 +78,7 @@ def leave_card(run, *, spent=None, **more):
             phase="train",
             server_round=1,
             request=0,
-            charge=Charge(noise_multiplier=2.0),
+            charge=Charge(neighbours=relation, noise_multiplier=2.0),
             clients=("0", "1"),
             unanswered=("1",),
         )

@@ -35,6 +35,7 @@ from flwr_privacy.clients.node import secure_sum
 from flwr_privacy.clients.node.context_store import policy_of
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.privacy.ledger.shown import SIGNATURE
 from flwr_privacy.secure_sum.messages import JOIN
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.wire.message import RECORD, Header
@@ -280,13 +281,13 @@ class Node:
 
 
 def plain(said: Said) -> Any:
-    """Return what left a node as one value that can be compared."""
+    """Return what left a node as one value that can be compared, but for what its key signed."""
     if said[0] == "refused":
         return said
     _, arrays, fields, metrics = said
     return (
         {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
-        fields,
+        {name: value for name, value in fields.items() if name != SIGNATURE},
         metrics,
     )
 

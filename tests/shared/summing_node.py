@@ -33,11 +33,16 @@ class Sum(Mechanism):
     epsilon: float = 100.0
     parties: int = 0
     least_records: int = 0
+    neighbours: str = "replace_one"
 
     def plan(self, start: Any, facts: Facts) -> ReleasePlan:
         if facts.records is not None and facts.records < self.least_records:
             raise InvalidParameterError("records", facts.records, "more")
-        charge = Charge(noise_multiplier=self.noise_multiplier) if self.noise_multiplier else None
+        charge = (
+            Charge(noise_multiplier=self.noise_multiplier, neighbours=self.neighbours)
+            if self.noise_multiplier
+            else None
+        )
         return ReleasePlan(
             unit="user",
             charge=charge,

@@ -41,6 +41,25 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--set", "secure_sum=3"), "secure_sum = 3: expected true, false or a table of settings"),
     (("--set", "partition.sizes=abc"), "partition.sizes = 'abc': expected integers, as 400,800"),
     (("--set", "clients"), "--set = 'clients': expected key=value"),
+    (("--set", "=3"), "--set = '=3': expected key=value"),
+    ((*UDP, "--set", "epsilon="), "epsilon = '': expected a finite number"),
+    # Twice
+    (
+        ("--set", "rounds=1", "--set", "rounds=2"),
+        "--set = 'rounds=2': expected one value of rounds, not two",
+    ),
+    (
+        ("--rounds", "1", "--set", "rounds=2"),
+        "--set = 'rounds=2': expected one value: --rounds has one",
+    ),
+    (
+        ("--partition", "iid", "--set", "partition.kind=shards"),
+        "--set = 'partition.kind=shards': expected one value: --partition has one",
+    ),
+    (
+        (*UDP, "--set", "strategy.unit=user"),
+        "--set = 'strategy.unit=user': expected one value of strategy.unit, not two",
+    ),
     ((*UDP, "--set", "epsilon=abc"), "epsilon = 'abc': expected a finite number"),
     ((*UDP, "--set", "epsilon=true"), "epsilon = True: expected a finite number"),
     ((*UDP, "--set", "keep_back=3"), "keep_back = 3: expected"),
@@ -61,6 +80,15 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     ((*TREE, "--set", "fanouts=2,2", "--set", "epsilon=0"), "epsilon = 0: expected"),
     (("--scheme", "acfl", "--task", "digits-rff", "--set", "epsilon=0"), "epsilon = 0: expected"),
     (("--workers", "5"), "workers = 5: expected at most 4, the number of clients"),
+    (("--port", "99999"), "--port = 99999: expected an integer from 1 to 65535"),
+    (
+        ("--engine", "ray", "--gpus-per-client", "64"),
+        "gpus_per_client = 64.0: expected at most the 0 GPUs of this machine",
+    ),
+    (
+        ("--engine", "ray", "--cpus-per-client", "100000"),
+        "cpus_per_client = 100000: expected at most the ",
+    ),
     # What does not go together
     (("--port", "9000"), "--port = 9000: expected nothing with the engine 'inline'"),
     (("--gpus-per-client", "0.5"), "--gpus-per-client = 0.5: expected nothing with the engine"),
@@ -110,9 +138,24 @@ def test_a_run_is_refused_in_one_line(
         (("rn",), "command = 'rn': expected one of "),
         (("calibrate", "--epsilon", "0", "--unit", "record"), "epsilon = 0.0: expected a number"),
         (("calibrate", "--epsilon", "8", "--unit", "clients"), "unit = 'clients': expected one of"),
+        (
+            ("calibrate", "--epsilon", "8", "--unit", "record", "--set", "epsilom=3"),
+            "epsilom = 3: expected nothing for udp, which takes evaluation=private and every, "
+            "share, loss_cap, label_histogram, fraction_evaluate (nearest: --epsilon)",
+        ),
         (("report", "nowhere"), "run folder = 'nowhere': expected a folder that exists"),
         (("verify", "nowhere"), "nowhere"),
         (("experiment", "udp/figur4"), "experiment = 'udp/figur4': expected one of"),
+        (("experiment", "fedvs/lossless", "--jobs", "0"), "--jobs = 0: expected an integer of"),
+        (("experiment", "fedvs/lossless", "--out", "/dev/null"), "a folder that can be written"),
+        (("replication", "--out", "/dev/null/page.md"), "a file that can be written"),
+        (("reliability", "--out", "/dev/null/page.md"), "a file that can be written"),
+        (("reliability", "--out", "/dev"), "a file that can be written (Is a directory)"),
+        (("check", "nowhere", "--scheme", "udp"), "app = 'nowhere': expected the folder of a"),
+        (("check", ".", "--scheme", "rnu"), "scheme = 'rnu': expected one of 'acfl', "),
+        (("check", ".", "--scheme", "udp", "--unit", "recrod"), "(nearest: 'record')"),
+        (("check", ".", "--scheme", "udp", "--epsilon", "0"), "epsilon = 0.0: expected a finite"),
+        (("check", ".", "--scheme", "udp", "--clients", "0"), "clients = 0: expected an integer"),
         (("deploy", "--nodes", "1", "--no-policy"), "--nodes = 1: expected an integer of at least"),
         (
             ("deploy", "--resume", "nowhere"),

@@ -178,7 +178,7 @@ def test_the_default_is_the_tightest_with_a_proven_cap(method: str) -> None:
     accountant = FlowerAccountant(config(method))
     accountant.compose(event(1.0), 80)
     name, sampling = ("gdp", 1.0) if method == "no-amplification" else ("rdp", 0.05)
-    charge = Charge(noise_multiplier=1.0, sampling=sampling, count=80)
+    charge = Charge(neighbours="add_remove", noise_multiplier=1.0, sampling=sampling, count=80)
     assert accountant.get_privacy_spent().accounting_method == name
     assert accountant.get_epsilon(1e-5) == spent([charge], delta=1e-5, accountant=name)
 

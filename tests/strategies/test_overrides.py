@@ -2,17 +2,32 @@
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from apps import make, message_app, record, run_strategy, same
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvgM, Krum
+from flwr.serverapp.strategy import FedAvgM, Krum, Strategy
 
-from flwr_privacy.clients import FedAvgClient, as_mod
+from flwr_privacy.clients import FedAvgClient, MSPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
+from flwr_privacy.m2fdp import TierTree
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
-from flwr_privacy.strategies import FedAvg, LoopOptions
+from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.strategies import (
+    M2FDP,
+    MSP,
+    MSPDQ,
+    UDP,
+    ColumnFeatures,
+    DeviceNoise,
+    FedAvg,
+    FedVS,
+    LagrangeCoding,
+    LoopOptions,
+    UserLevel,
+)
 from flwr_privacy.wire.message import RECORD
 
 
@@ -64,8 +79,6 @@ def test_what_is_addressed_to_one_client_goes_to_that_client_alone(
 
 
 def test_options_that_need_our_start_are_refused_under_another() -> None:
-    from flwr.serverapp.strategy import Strategy
-
     class Own(FedAvg):
         start = Strategy.start
 
@@ -98,6 +111,102 @@ def test_overriding_as_with_fedavg() -> None:
     result = run_strategy(Decay(loop=LoopOptions(seed=1)))
     assert rates == [0.1, 0.05, 0.1 / 3]
     assert same(result.arrays, run_strategy(FedAvg(loop=LoopOptions(seed=1))).arrays)
+
+
+CODED = {"data": ColumnFeatures(order=1), "coding": LagrangeCoding(T=1)}
+OPTIONS: dict[Any, dict[str, Any]] = {
+    M2FDP: {"tree": TierTree.of_fanouts((2, 2)), "privacy": DeviceNoise()},
+    FedVS: {"labels": [0, 1], "server_model": Mock(), "batch_size": 2, **CODED},
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [
+        (MSP, "aggregate_train"),
+        (MSPDQ, "aggregate_train"),
+        (M2FDP, "aggregate_train"),
+        (M2FDP, "configure_train"),
+        (FedVS, "aggregate_train"),
+        (FedVS, "configure_train"),
+    ],
+)
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_method_that_the_rounds_do_not_call_is_refused_when_the_strategy_is_made(
+    strategy: Any, name: str, beside: bool
+) -> None:
+    def method(self: Any, *given: Any) -> Any:
+        return getattr(super(strategy, self), name)(*given)
+
+    bases = (type("Mixin", (), {name: method}), strategy) if beside else (strategy,)
+    own = type("Own", bases, {} if beside else {name: method})
+    options = OPTIONS.get(strategy, {})
+    with pytest.raises(InvalidParameterError) as refused:
+        own(**options)
+    said = f"{name} = '{'Mixin' if beside else 'Own'}.{name}': expected no method of your own: with"
+    assert str(refused.value).startswith(f"{said} scheme '{strategy.scheme}'")
+    assert "Override train_round" in str(refused.value)
+
+
+def test_what_the_rounds_of_msp_call_can_be_overridden() -> None:
+    called: list[str] = []
+
+    class Own(MSP):
+        def configure_train(self, *given: Any) -> Any:
+            called.append("configure_train")
+            return super().configure_train(*given)
+
+        def train_round(self, grid: Any, server_round: int, arrays: Any, config: Any) -> Any:
+            config["lr"] = 0.1 / server_round
+            arrays, metrics = super().train_round(grid, server_round, arrays, config)
+            called.append(str(arrays is not None))
+            return arrays, metrics
+
+    run_strategy(Own(), message_app([as_mod(MSPClient)]), num_rounds=2)
+    assert called == ["configure_train", "True"] * 2
+
+
+def test_a_training_round_of_ones_own_may_call_what_the_schemes_does_not() -> None:
+    class Averaging(MSP):
+        not_called = frozenset()
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            return super().aggregate_train(server_round, replies)
+
+    class Own(Averaging):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            return super().aggregate_train(server_round, replies)
+
+    assert Own().scheme == "msp"
+
+
+class UnderOwnStart(UDP):
+    start = Strategy.start
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        lambda **given: FedAvg(secure_sum=SecureSum(), **given),
+        lambda **given: UDP(privacy=UserLevel(), **given),
+        lambda **given: UnderOwnStart(privacy=UserLevel(), rounds=2, **given),
+        MSP,
+        lambda **given: M2FDP(tree=TierTree.of_fanouts((2, 2)), privacy=DeviceNoise(), **given),
+    ],
+)
+def test_names_to_keep_back_that_the_model_has_not_are_refused_before_a_message(
+    strategy: Any,
+) -> None:
+    sent: list[Any] = []
+
+    def listen(grid: Any) -> None:
+        grid.push_messages = sent.append
+        grid.send_and_receive = lambda messages, **_: sent.append(messages)
+
+    made = strategy(keep_back=["layer.wieght"])
+    with pytest.raises(InvalidParameterError, match=r"^keep_back = \['layer\.wieght'\]: expected"):
+        run_strategy(made, before=listen)
+    assert not sent
 
 
 def test_more_nodes_than_simulated_clients() -> None:

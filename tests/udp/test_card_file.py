@@ -9,10 +9,10 @@ from conformance import Killed
 
 from flwr_privacy.clients import UDPClient, as_mod
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.folder import CARD
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.strategies import UDP
 from flwr_privacy.strategies.state import checkpoint
-from flwr_privacy.strategies.state.card_folder import CARD
 from flwr_privacy.strategies.state.experiment import Experiment
 
 ROUNDS = 2

@@ -282,7 +282,7 @@ def test_a_ledger_of_another_data_set_or_a_damaged_one_is_refused(node: Node) ->
     path.rename(node.folder / "icu.ledger")
     with pytest.raises(LedgerError, match="is about the data set 'ward-7', not 'icu'"):
         node.ask(round=2)
-    (node.folder / "icu.ledger").write_bytes(b"flwr-privacy ledger\nnothing")
+    (node.folder / "icu.ledger").write_bytes(b"flwr-privacy ledger 3\nnothing\n")
     with pytest.raises(LedgerError, match="is damaged"):
         node.ask(round=2)
     assert node.trained == 1

@@ -98,7 +98,7 @@ def test_a_loss_of_a_client_is_clipped_and_has_the_noise_that_is_charged(
     check_noise(found, clipped, 1.5 * 4.0)
     charges = node.charges()
     assert len(charges) == 200
-    assert set(charges) == {Charge(noise_multiplier=1.5, gap=1e-3)}
+    assert set(charges) == {Charge(neighbours="replace_one", noise_multiplier=1.5, gap=1e-3)}
 
 
 def net() -> torch.nn.Module:
@@ -159,7 +159,7 @@ def test_a_kept_loss_leaves_only_with_a_charge(node: Node) -> None:
 
 def test_a_spent_budget_declines_before_anything_is_evaluated(node: Node) -> None:
     terms = changed(epsilon=5.0)
-    cost = Charge(noise_multiplier=1.5, gap=1e-3)
+    cost = Charge(neighbours="replace_one", noise_multiplier=1.5, gap=1e-3)
     while spent([*node.charges(), cost], delta=1e-5) <= 5.0:
         node.ask(terms, round=len(node.charges()) + 1)
     answered = len(node.charges())

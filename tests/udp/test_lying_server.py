@@ -130,7 +130,9 @@ def test_after_a_sampled_release_the_accountant_of_samples_has_the_others_too(
     node.train(UDPTerms(**{**plain.__dict__, "sampling_rate": 0.5}))
     ledger = Ledger(tmp_path / "a.ledger", data_set="a")
     charges = [entry.charge for entry in ledger.entries()]
-    more = Charge(noise_multiplier=plain.noise_multiplier, gap=plain.gap)
+    more = Charge(
+        noise_multiplier=plain.noise_multiplier, neighbours=charges[0].neighbours, gap=plain.gap
+    )
     while spent([*charges, more], delta=plain.delta, accountant="rdp") <= 3.0 and len(charges) < 9:
         node.train(plain, round=len(charges) + 1)
         charges = [entry.charge for entry in ledger.entries()]

@@ -110,7 +110,7 @@ def test_F10_the_zcdp_bound_of_the_same_moments() -> None:
         assert close(zcdp, sigma, rel=2e-5)
         assert close(eps_zcdp(a=200 / zcdp**2, delta=DELTA), epsilon, rel=1e-12)
         assert zcdp >= sigma_paper(rounds=200, q=1.0, **options)
-        assert zcdp >= noise_multiplier(releases=200, **options)
+        assert zcdp >= noise_multiplier(releases=200, neighbours="replace_one", **options)
 
 
 def test_F11_gaussian_differential_privacy() -> None:
@@ -118,9 +118,9 @@ def test_F11_gaussian_differential_privacy() -> None:
     sigmas = [11.6401, 6.7884, 5.0212, 4.0815, 3.4892]
     for epsilon, mu, sigma in zip(EPSILONS, mus, sigmas, strict=True):
         assert close(mu_of(epsilon, DELTA), mu, rel=5e-5)
-        z = noise_multiplier(releases=200, epsilon=epsilon, delta=DELTA)
+        z = noise_multiplier(releases=200, epsilon=epsilon, delta=DELTA, neighbours="replace_one")
         assert close(z, sigma, rel=2e-5)
-        charges = [Charge(noise_multiplier=z, count=200)]
+        charges = [Charge(neighbours="replace_one", noise_multiplier=z, count=200)]
         assert close(spent(charges, delta=DELTA, accountant="pld"), epsilon, rel=1e-3)
 
 
@@ -141,14 +141,17 @@ def test_F12_the_server_sees_who_takes_part() -> None:
         assert delta(expected * 0.99) > DELTA > delta(expected * 1.01)
     for epsilon, expected in zip(EPSILONS, [2.521, 6.052, 10.417, 15.620, 21.689], strict=True):
         z = sigma_paper(rounds=200, q=0.6, epsilon=epsilon, delta=DELTA)
-        charges = [Charge(noise_multiplier=z, sampling=0.6, count=200)]
+        charges = [Charge(neighbours="add_remove", noise_multiplier=z, sampling=0.6, count=200)]
         assert close(spent(charges, delta=DELTA, accountant="pld"), expected, rel=1e-2)
 
 
 def test_F13_one_round() -> None:
     for epsilon, paper, exact in ((1.0, 3.716922, 2.574657), (8.0, 0.464615, 0.480014)):
         assert close(sigma_paper(rounds=1, q=1.0, epsilon=epsilon, delta=DELTA), paper)
-        assert close(noise_multiplier(releases=1, epsilon=epsilon, delta=DELTA), exact)
+        assert close(
+            noise_multiplier(releases=1, epsilon=epsilon, delta=DELTA, neighbours="replace_one"),
+            exact,
+        )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,7 @@ def test_F14_what_no_budget_can_be(change: dict[str, float], text: str) -> None:
 
 def test_F14_no_noise_for_a_budget_without_end() -> None:
     assert sigma_paper(rounds=200, q=1.0, epsilon=1e9, delta=DELTA) < 1e-7
-    assert noise_multiplier(releases=200, epsilon=1e6, delta=DELTA) < 0.02
+    assert noise_multiplier(releases=200, epsilon=1e6, delta=DELTA, neighbours="replace_one") < 0.02
 
 
 @given(
@@ -213,7 +216,10 @@ def test_the_default_schedule_spends_its_budget_and_not_more(
         noise="gdp_fixed", epsilon=4.0, delta=1e-5, rounds=60, q=q, sampling_rate=sampling_rate
     )
     charge = Charge(
-        noise_multiplier=schedule.noise_multiplier, sampling=sampling_rate, gap=schedule.gap
+        neighbours="replace_one",
+        noise_multiplier=schedule.noise_multiplier,
+        sampling=sampling_rate,
+        gap=schedule.gap,
     )
     accountant = "gdp" if sampling_rate == 1 else "rdp"
     whole = spent([charge] * schedule.releases, delta=1e-5, accountant=accountant)
@@ -224,7 +230,12 @@ def test_the_default_schedule_spends_its_budget_and_not_more(
 
 def test_the_papers_schedule_is_capped_at_what_it_truly_gives() -> None:
     schedule = UDPNoisePlan(noise="paper", epsilon=8.0, delta=DELTA, rounds=200, q=1.0)
-    charge = Charge(noise_multiplier=schedule.noise_multiplier, gap=schedule.gap, count=200)
+    charge = Charge(
+        neighbours="replace_one",
+        noise_multiplier=schedule.noise_multiplier,
+        gap=schedule.gap,
+        count=200,
+    )
     assert spent([charge], delta=DELTA) == pytest.approx(schedule.cap)
     assert schedule.cap == pytest.approx(8.3527 + 8e-3, rel=1e-3)
     with pytest.raises(InvalidParameterError, match=r"sampling_rate = 0\.5"):

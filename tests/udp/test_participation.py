@@ -228,5 +228,8 @@ def test_with_everybody_in_every_round_a_secret_sample_gains_nothing() -> None:
     assert [line["accumulated"] for line in result.history[1:]] == [4, 4]
     charge = strategy.releases[0].charge
     assert charge.sampling == 1.0
-    exact = spent([Charge(noise_multiplier=charge.noise_multiplier, count=2)], delta=1e-5)
+    exact = spent(
+        [Charge(neighbours="replace_one", noise_multiplier=charge.noise_multiplier, count=2)],
+        delta=1e-5,
+    )
     assert 0.998 < exact <= 1.0

@@ -46,7 +46,7 @@ def test_F23_no_way_to_choose_T_is_refused_or_crosses_the_cap(
             assert accountant.epsilon(delta) > 0.9 * epsilon or noise == "zcdp"
             continue
         if draws.random() < 0.7:
-            charge = Charge(noise_multiplier=z, gap=plan.gap)
+            charge = Charge(neighbours="replace_one", noise_multiplier=z, gap=plan.gap)
             assert not accountant.would_exceed(charge, epsilon=plan.cap, delta=delta)
             accountant.compose(charge)
             square += z**-2
@@ -85,7 +85,7 @@ def test_F23_with_everybody_and_no_trigger_the_budget_is_spent_to_the_last(
     assert square == pytest.approx(exact, rel=1e-6)
     assert noises == pytest.approx([noises[0]] * 200, rel=1e-5)
     assert plan.noise_multiplier == noises[0]
-    charges = [Charge(noise_multiplier=z, gap=plan.gap) for z in noises]
+    charges = [Charge(neighbours="replace_one", noise_multiplier=z, gap=plan.gap) for z in noises]
     assert epsilon * (1 - 1e-6) < spent(charges, delta=DELTA) <= epsilon
     assert plan.multiplier(1, square) is None
 
@@ -95,7 +95,7 @@ def test_F23_who_never_takes_part_has_spent_nothing_and_has_all_of_it_in_the_las
         plan = schedule(noise, q=0.1)
         z = plan.multiplier(1, 0.0)
         assert z is not None
-        charge = Charge(noise_multiplier=z, gap=plan.gap)
+        charge = Charge(neighbours="replace_one", noise_multiplier=z, gap=plan.gap)
         cost = spent([charge], delta=DELTA)
         assert cost <= 8.0
         assert noise == "zcdp" or cost > 8.0 * 0.998
@@ -138,7 +138,9 @@ def test_the_budget_constants_of_each_way(epsilon: int) -> None:
 
 def test_with_everybody_gdp_is_the_exact_noise_apart_from_the_grids_share() -> None:
     for epsilon in (0.5, 4.0, 8.0, 20.0):
-        exact = noise_multiplier(releases=200, epsilon=epsilon, delta=DELTA)
+        exact = noise_multiplier(
+            releases=200, epsilon=epsilon, delta=DELTA, neighbours="replace_one"
+        )
         noises = [
             schedule(noise, epsilon=epsilon).noise_multiplier
             for noise in ("gdp", "gdp_worst", "gdp_fixed")
@@ -171,7 +173,7 @@ def test_F9_the_papers_cap_is_what_its_noise_gives(epsilon: int, true: float) ->
     assert plan.noise_multiplier == sigma_paper(rounds=200, q=1.0, epsilon=epsilon, delta=DELTA)
     assert true - 1e-4 < plan.cap < true + 3 * min(1e-3 * epsilon, 0.1)
     accountant = GdpAccountant()
-    charge = Charge(noise_multiplier=plan.noise_multiplier, gap=plan.gap)
+    charge = Charge(neighbours="replace_one", noise_multiplier=plan.noise_multiplier, gap=plan.gap)
     for _ in range(200):
         assert not accountant.would_exceed(charge, epsilon=plan.cap * (1 + 1e-9), delta=DELTA)
         accountant.compose(charge)
@@ -189,7 +191,7 @@ def test_F23_one_noise_for_as_many_rounds_as_most_take_part_in() -> None:
     plan = schedule("gdp_fixed", q=0.6)
     assert plan.releases == participations(200, 0.6) == 136
     accountant = GdpAccountant()
-    charge = Charge(noise_multiplier=plan.noise_multiplier, gap=plan.gap)
+    charge = Charge(neighbours="replace_one", noise_multiplier=plan.noise_multiplier, gap=plan.gap)
     for _ in range(136):
         assert not accountant.would_exceed(charge, epsilon=plan.cap, delta=DELTA)
         accountant.compose(charge)
@@ -205,14 +207,20 @@ def test_pld_secret_is_what_privacy_loss_distributions_say() -> None:
         z, sampling_prob=0.6, value_discretization_interval=1e-3
     ).self_compose(200)
     assert 4.0 * 0.99 < exact.get_epsilon_for_delta(DELTA) <= 4.0 * 1.001
-    server = spent([Charge(noise_multiplier=z, count=136)], delta=DELTA)
+    server = spent([Charge(neighbours="replace_one", noise_multiplier=z, count=136)], delta=DELTA)
     assert server < plan.cap < server + 0.01
     assert plan.cap > 4.0
 
 
 def test_pld_secret_keeps_its_budget_where_everybody_is_charged_in_every_round() -> None:
     plan = schedule("pld_secret", epsilon=1.0, q=0.25, rounds=20)
-    charge = Charge(noise_multiplier=plan.noise_multiplier, sampling=0.25, gap=plan.gap, count=20)
+    charge = Charge(
+        neighbours="add_remove",
+        noise_multiplier=plan.noise_multiplier,
+        sampling=0.25,
+        gap=plan.gap,
+        count=20,
+    )
     assert 0.99 < spent([charge], delta=DELTA, accountant="pld") <= 1 + 1e-6
     assert plan.gap * 20 <= 1e-3 * (1 + 1e-9)
 
@@ -226,7 +234,7 @@ def test_trainings_and_losses_together_use_the_budget_and_no_more(noise: str, sh
         z = plan.multiplier(30 - t, square) if plan.spends else plan.noise_multiplier
         assert z is not None
         for own in (z, plan.validation_multiplier):
-            charge = Charge(noise_multiplier=own, gap=plan.gap)
+            charge = Charge(neighbours="replace_one", noise_multiplier=own, gap=plan.gap)
             assert not accountant.would_exceed(charge, epsilon=plan.cap, delta=DELTA)
             accountant.compose(charge)
         square += z**-2
@@ -271,11 +279,6 @@ def test_nothing_is_planned_where_there_is_no_noise() -> None:
         ("gdp_fixed", {"validation_share": -0.1}, "validation_share = -0.1"),
         ("gdp_fixed", {"validation_share": 1.0}, "validation_share = 1.0"),
         ("gdp_fixed", {"validation_share": math.nan}, "validation_share = nan"),
-        (
-            "gdp_fixed",
-            {"validation_share": 0.1, "sampling_rate": 0.5},
-            "validation_share = 0.1: expected 0 with noise 'gdp_fixed' and sampling_rate 0.5",
-        ),
         ("paper", {"validation_share": 0.1}, "validation_share = 0.1: expected 0 with noise"),
         ("pld_secret", {"validation_share": 0.1}, "validation_share = 0.1: expected 0"),
         ("none", {"validation_share": 0.1}, "validation_share = 0.1: expected 0"),
@@ -295,7 +298,12 @@ def test_samples_of_records_are_for_one_noise_only(noise: str) -> None:
 
 def test_samples_of_records_keep_the_budget_with_the_accountant_that_knows_them() -> None:
     plan = schedule("gdp_fixed", sampling_rate=0.05, rounds=10)
-    charge = Charge(noise_multiplier=plan.noise_multiplier, sampling=0.05, gap=plan.gap)
+    charge = Charge(
+        neighbours="replace_one",
+        noise_multiplier=plan.noise_multiplier,
+        sampling=0.05,
+        gap=plan.gap,
+    )
     accountant = new_accountant("rdp")
     for _ in range(10):
         assert not accountant.would_exceed(charge, epsilon=plan.cap, delta=DELTA)

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.pipeline.mechanism import Facts
+from flwr_privacy.udp import UDPTerms
 from flwr_privacy.udp.sensitivity import BOUNDS, check_sampling, check_steps, sensitivity
 
 RECORD = {"clipping_norm": 1.8, "learning_rate": 0.02, "records": 800}
@@ -101,6 +103,33 @@ def test_one_mini_batch_epoch_needs_far_more_than_the_paper_has():
     general = sensitivity("record", **RECORD, batch_size=128)
     assert convex / claimed == pytest.approx(6.25)
     assert general / claimed > 4000
+
+
+def test_in_a_sample_a_record_moves_a_release_from_none_by_half_the_sensitivity():
+    """Roundings to the grid and of the weights count for each of the two halves."""
+    start, facts = {"w": np.full(4, 3.0, np.float32)}, Facts(records=10)
+
+    def sigma(rate, grid):
+        terms = UDPTerms(
+            unit="record",
+            noise_multiplier=1.0,
+            epsilon=8.0,
+            delta=1e-5,
+            gap=1.0,
+            clipping_norm=1.0,
+            sampling_rate=rate,
+            grid=grid,
+        )
+        return terms.plan(start, facts).sigma
+
+    unit = 2.0**-24 * np.linalg.norm(start["w"])  # to which a weight is rounded
+    for rate, roundings in ((1.0, 2), (0.5, 4)):
+        exact = sensitivity("record", **ONE, sampling_rate=rate)
+        step = 2.0**-10 * math.sqrt(4)
+        assert sigma(rate, -10) == pytest.approx(exact + roundings * (step / 2 + unit), rel=1e-12)
+
+
+ONE = {"clipping_norm": 1.0, "learning_rate": 1.0, "records": 10}
 
 
 @st.composite

@@ -405,7 +405,7 @@ def test_a_question_is_answered_once(node: Node) -> None:
         node.ask()
     assert (node.trained, len(node.charges())) == (1, 1)
     node.ask(round=2, summed=50, honest=40, certain=40)  # more are as good
-    assert node.charges() == [Charge(noise_multiplier=2.0, gap=1e-3)] * 2
+    assert node.charges() == [Charge(neighbours="replace_one", noise_multiplier=2.0, gap=1e-3)] * 2
 
 
 def test_a_secure_sum_that_takes_no_large_codes_is_refused_before_there_are_any(node: Node) -> None:
@@ -427,7 +427,7 @@ def test_the_nodes_policy_and_the_budget_bind_shares_as_well(node: Node) -> None
             node.ask()
     assert node.charges() == []
     path.write_text("")
-    cost = Charge(noise_multiplier=2.0, gap=1e-3)
+    cost = Charge(neighbours="replace_one", noise_multiplier=2.0, gap=1e-3)
     while spent([*node.charges(), cost], delta=1e-5) <= 10.0:
         node.ask(round=len(node.charges()) + 1)
     answered = len(node.charges())

@@ -2,5 +2,6 @@
 
 from .card import Answers, CardRelease, PrivacyCard
 from .described import Described, settings_of
+from .heads import CardHead
 
-__all__ = ["Answers", "CardRelease", "Described", "PrivacyCard", "settings_of"]
+__all__ = ["Answers", "CardHead", "CardRelease", "Described", "PrivacyCard", "settings_of"]

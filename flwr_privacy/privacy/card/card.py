@@ -11,16 +11,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flwr_privacy.accounting import ACCOUNTANTS, Charge, spent, supports
+from flwr_privacy.accounting.neighbours import relation_of
 from flwr_privacy.errors import DataError, check_choice, check_number
 from flwr_privacy.privacy.guarantee import Guarantee
 
+from .attacker import AttackerBound, attacker_of
 from .described import Described
+from .heads import CardHead
 from .page import card_page
 
 __all__ = ["Answers", "CardRelease", "PrivacyCard"]
 
-_VERSION = 4
+_VERSION = 5
 _INFINITY = "infinite"
+_TIGHTEST = ("gdp", "pld", "rdp")  # first: a curve that bounds an attacker most closely
 _TOLERANCE = 1e-6  # relative; what rounding and another version of a library may move
 
 
@@ -92,10 +96,15 @@ class PrivacyCard:
         Every release so far.
     stated : dict
         Epsilon of the client that spent most, by accountant, as the run stated it.
+    attacker : AttackerBound, optional
+        What that means for an attacker; None without an epsilon.
     described : Described, optional
         What was trained, with which settings and versions.
     forecast : str, default ""
         Whether the model could be expected to learn through the noise (`Forecast`).
+    heads : list of CardHead
+        The last head that each client showed, at most one of a client. None of a client whose
+        ledger has none to show, and none at all where it is secret who was asked.
     stated_answers : Answers, optional
         What became of the charges, as the file said it that the card was read from.
     """
@@ -104,8 +113,10 @@ class PrivacyCard:
     guarantee: Guarantee
     releases: list[CardRelease] = field(default_factory=list)
     stated: dict[str, float] = field(default_factory=dict)
+    attacker: AttackerBound | None = None
     described: Described = field(default_factory=Described)
     forecast: str = ""
+    heads: list[CardHead] = field(default_factory=list)
     stated_answers: Answers | None = field(default=None, compare=False)
 
     def answers(self) -> Answers:
@@ -125,6 +136,16 @@ class PrivacyCard:
                 charges.setdefault(client, []).append(release.charge)
         return charges
 
+    def relation(self) -> str | None:
+        """Return the neighbours that all charges are for (`RELATIONS`); None without charges.
+
+        Raises
+        ------
+        InvalidParameterError
+            If they are for different ones: the largest of their costs would mean nothing.
+        """
+        return relation_of(release.charge for release in self.releases)
+
     def epsilon(self, accountant: str) -> float | None:
         """Return the epsilon of the client that spent most; None if the accountant has no bound.
 
@@ -133,14 +154,20 @@ class PrivacyCard:
         accountant : {"gdp", "rdp", "pld"}
             How to compute it, at the guarantee's delta.
         """
-        delta = self.guarantee.delta
-        totals = []
+        most = self._most(accountant)
+        return None if most is None else most[0]
+
+    def _most(self, accountant: str) -> tuple[float, list[Charge]] | None:
+        """Return the epsilon and the charges of the client that spent most; None as `epsilon`."""
+        delta, most = self.guarantee.delta, (0.0, list[Charge]())
+        self.relation()  # or refuses
         for history in self._histories():
             charges = [_repeated(charge, count) for charge, count in history]
             if delta is None or not all(supports(charge, accountant) for charge in charges):
                 return None
-            totals.append(spent(charges, delta=delta, accountant=accountant))
-        return max(totals, default=0.0)
+            total = spent(charges, delta=delta, accountant=accountant)
+            most = max(most, (total, charges), key=lambda found: found[0])
+        return most
 
     def _histories(self) -> set[tuple[tuple[Charge, int], ...]]:
         """Return the distinct histories of charges, once for all clients that share one."""
@@ -159,9 +186,12 @@ class PrivacyCard:
         return {_counted(history, steps) for history in set(of.values())}
 
     def state(self, accountants: Iterable[str] = tuple(ACCOUNTANTS)) -> None:
-        """Compute and store the epsilon of the charges."""
-        totals = {name: self.epsilon(name) for name in accountants}
-        self.stated = {name: total for name, total in totals.items() if total is not None}
+        """Compute and store the epsilon of the charges, and what it means for an attacker."""
+        found = {name: self._most(name) for name in accountants}
+        most = {name: spender for name, spender in found.items() if spender is not None}
+        self.stated = {name: total for name, (total, _) in most.items()}
+        tightest = next((name for name in _TIGHTEST if name in most), None)
+        self.attacker = None if tightest is None else attacker_of(most[tightest][1], tightest)
 
     def verify(self) -> dict[str, tuple[float, float]]:
         """Recompute the epsilon that the card states, and compare.
@@ -245,7 +275,9 @@ class PrivacyCard:
             "forecast": self.forecast,
             "guarantee": _written(self.guarantee.to_dict()),
             "epsilon": {name: _written(total) for name, total in self.stated.items()},
+            "attacker": None if self.attacker is None else _written(self.attacker.to_dict()),
             "answers": asdict(self.answers()),
+            "heads": [head.to_dict() for head in self.heads],
         }
         # A line for each release: Python's own indents take ten times as long, in every round.
         begun = json.dumps(document, allow_nan=False).removesuffix("}")
@@ -265,8 +297,9 @@ class PrivacyCard:
             document = json.loads(text)
             if document["version"] != _VERSION:
                 raise DataError(f"a privacy card of version {document['version']!r}")
-            return cls(
-                experiment_id=_of(str, document["experiment_id"]),
+            experiment_id = _of(str, document["experiment_id"])
+            card = cls(
+                experiment_id=experiment_id,
                 described=Described.read(document["described"]),
                 forecast=_of(str, document["forecast"]),
                 guarantee=Guarantee.from_dict(_read(document["guarantee"])),
@@ -275,12 +308,16 @@ class PrivacyCard:
                     check_choice("epsilon", name, ACCOUNTANTS): _epsilon(_read(value))
                     for name, value in document["epsilon"].items()
                 },
+                attacker=_attacker(document["attacker"]),
                 stated_answers=Answers(
                     **{name: _of(int, count) for name, count in document["answers"].items()}
                 ),
+                heads=_heads(document["heads"], experiment_id),
             )
+            card.relation()  # or refuses
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"no privacy card ({type(error).__name__}: {error})") from error
+        return card
 
 
 def _counted(
@@ -302,6 +339,17 @@ def _release(entry: Any) -> CardRelease:
         clients=_names(entry["clients"]),
         unanswered=None if entry["unanswered"] is None else _names(entry["unanswered"]),
     )
+
+
+def _heads(entries: Any, experiment_id: str) -> list[CardHead]:
+    heads = [CardHead.from_dict(entry, experiment=experiment_id) for entry in _of(list, entries)]
+    if len({head.signed.client for head in heads}) < len(heads):
+        raise ValueError("a client has two heads")
+    return heads
+
+
+def _attacker(value: Any) -> AttackerBound | None:
+    return None if value is None else AttackerBound.from_dict(_read(value))
 
 
 def _names(values: Any) -> tuple[str, ...]:

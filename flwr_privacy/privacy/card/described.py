@@ -16,7 +16,8 @@ _LEFT_OUT = {
     "insecure_seed",  # whoever knows it knows the noise
     *("run_dir", "pins", "write_card"),  # places on this machine
     *("name", "experiment_id"),  # the card has them
-    *("resume", "accept_lost_rounds", "forget_keys"),  # of this process and not of the training
+    # Of this process and not of the training:
+    *("resume", "accept_lost_rounds", "forget_keys", "accept_ledgers"),
 }
 
 

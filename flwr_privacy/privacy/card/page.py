@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .card import PrivacyCard
 
-__all__ = ["card_page"]
+__all__ = ["STYLE", "card_page", "table"]
 
 
 def card_page(card: "PrivacyCard") -> str:
@@ -16,19 +16,20 @@ def card_page(card: "PrivacyCard") -> str:
     title = f"Privacy card: {described.name or guarantee.scheme}"
     return _PAGE.format(
         title=escape(title),
+        style=STYLE,
         verdict=_verdict(card),
         text=escape(f"{guarantee.sentence()}."),
-        facts=_table(_facts(card)),
-        promise=_table(_promise(card)),
-        limits=_table(
+        facts=table(_facts(card)),
+        promise=table(_promise(card)),
+        limits=table(
             [
                 ("Not protected", _items(guarantee.not_protected)),
                 ("Assumed", _items(guarantee.assumptions)),
                 ("Evidence", _items(guarantee.evidence)),
             ]
         ),
-        settings=_table([(key, escape(value)) for key, value in described.settings.items()]),
-        versions=_table([(name, escape(value)) for name, value in described.versions.items()]),
+        settings=table([(key, escape(value)) for key, value in described.settings.items()]),
+        versions=table([(name, escape(value)) for name, value in described.versions.items()]),
         json=escape(card.to_json()),
     )
 
@@ -64,18 +65,24 @@ def _promise(card: "PrivacyCard") -> list[tuple[str, str]]:
     rows = [
         ("Protects", guarantee.protects),
         ("Against", guarantee.adversary),
-        ("Neighbours", guarantee.neighbours and f"data sets where {guarantee.neighbours}"),
+        ("Neighbours", guarantee.neighbours and _neighbours(card)),
         ("Epsilon", _number(guarantee.epsilon)),
         ("Delta", _number(guarantee.delta)),
         ("Spent", guarantee.spent is not None and _spent(card)),
         ("Secure sum", guarantee.secure_sum),
         *((f"epsilon ({name})", _number(total)) for name, total in card.stated.items()),
+        *(card.attacker.lines() if card.attacker is not None else ()),
         ("Forecast", card.forecast.removeprefix("forecast: ")),
         ("Clients charged", str(len(charges))),
         ("Releases", each or "none"),
         ("Answers", str(card.answers())),
     ]
     return [(key, escape(value)) for key, value in rows if value]
+
+
+def _neighbours(card: "PrivacyCard") -> str:
+    relation, words = card.relation(), f"data sets where {card.guarantee.neighbours}"
+    return words if relation is None else f"{words} ({relation})"
 
 
 def _spent(card: "PrivacyCard") -> str:
@@ -91,35 +98,38 @@ def _items(texts: tuple[str, ...]) -> str:
     return "".join(f"<li>{escape(text)}</li>" for text in texts)
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
+def table(rows: list[tuple[str, str]]) -> str:
     """Return rows of a name and a piece of HTML; those without a piece are left out."""
     shown = [(key, f"<ul>{v}</ul>" if v.startswith("<li>") else v) for key, v in rows if v]
     inside = "".join(f"<tr><th>{escape(key)}</th><td>{v}</td></tr>\n" for key, v in shown)
     return f"<table>\n{inside}</table>" if shown else "<p>None.</p>"
 
 
+STYLE = """:root { color-scheme: light dark; --good: #1a7f37; --bad: #c0271d; --soft: #6a737d }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 48rem; margin: 1.5rem auto }
+body { padding: 0 1rem; overflow-wrap: anywhere }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .6rem }
+h2 { font-size: 1.1rem; margin: 1.6rem 0 .4rem }
+.verdict { margin: 0 0 1rem; padding: .5rem .8rem; border-left: .4rem solid var(--soft) }
+.verdict.valid { border-color: var(--good) } .valid strong { color: var(--good) }
+.verdict.void { border-color: var(--bad) } .void strong { color: var(--bad) }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; vertical-align: top; padding: .25rem 0 }
+th { width: 10rem; padding-right: 1rem; font-weight: 500; color: var(--soft) }
+ul { margin: 0; padding-left: 1.1rem }
+summary { cursor: pointer; margin: .8rem 0 .3rem }
+pre { overflow: auto; max-height: 24rem; font-size: 12px; overflow-wrap: normal }
+@media (max-width: 34rem) {
+  th, td { display: block; width: auto } th { padding-bottom: 0 } td { padding-top: 0 }
+}
+"""
+"""The style of pages about one run."""
+
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
-:root {{ color-scheme: light dark; --good: #1a7f37; --bad: #c0271d; --soft: #6a737d }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 48rem; margin: 1.5rem auto }}
-body {{ padding: 0 1rem; overflow-wrap: anywhere }}
-h1 {{ font-size: 1.5rem; line-height: 1.25; margin: 0 0 .6rem }}
-h2 {{ font-size: 1.1rem; margin: 1.6rem 0 .4rem }}
-.verdict {{ margin: 0 0 1rem; padding: .5rem .8rem; border-left: .4rem solid var(--soft) }}
-.verdict.valid {{ border-color: var(--good) }} .valid strong {{ color: var(--good) }}
-.verdict.void {{ border-color: var(--bad) }} .void strong {{ color: var(--bad) }}
-table {{ border-collapse: collapse; width: 100% }}
-th, td {{ text-align: left; vertical-align: top; padding: .25rem 0 }}
-th {{ width: 10rem; padding-right: 1rem; font-weight: 500; color: var(--soft) }}
-ul {{ margin: 0; padding-left: 1.1rem }}
-summary {{ cursor: pointer; margin: .8rem 0 .3rem }}
-pre {{ overflow: auto; max-height: 24rem; font-size: 12px; overflow-wrap: normal }}
-@media (max-width: 34rem) {{
-  th, td {{ display: block; width: auto }} th {{ padding-bottom: 0 }} td {{ padding-top: 0 }}
-}}
-</style></head>
+{style}</style></head>
 <body>{verdict}
 <h1>{title}</h1>
 <p>{text}</p>

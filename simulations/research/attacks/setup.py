@@ -43,8 +43,6 @@ class AttackOptions:
         Records of each client; under FedVS rows that all clients share.
     seed : int, default 0
         Root of the draws, except those that are secret in the scheme: noise, masks, keys.
-    seeds : int, default 1
-        How many seeds from there on, in an attack whose numbers are ranges over seeds.
     data_root : Path, optional
         Folder with the data sets that no library brings.
     out : Path
@@ -55,7 +53,6 @@ class AttackOptions:
     clients: int | None = None
     records: int | None = None
     seed: int = 0
-    seeds: int = 1
     data_root: Path | None = None
     out: Path
 

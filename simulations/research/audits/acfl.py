@@ -12,7 +12,7 @@ from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.strategies import ACFL, DataBounds, LoopOptions, NoisedRecords
 from flwr_privacy.wire.identity import stream
 
-from .claims import DELTA, charge_of, claim_of, most_answered
+from .claims import DELTA, charge_of, charged, claim_of, most_answered, uncharged
 from .observed import Released, Session, Vector, clipped
 from .training import Heard, Reply, listen
 
@@ -70,9 +70,10 @@ def acfl_records(
     )
     charges = max(heard.charges.values(), key=len, default=[])
     return Session(
-        releases=[_released(reply, heard) for reply in heard.replies],
+        releases=[_released(reply, heard) for reply in charged(heard)],
         claim=claim_of(charges, budget=epsilon, turn=1.0),
         answered=most_answered(heard),
+        uncharged=uncharged(heard),
     )
 
 

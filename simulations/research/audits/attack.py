@@ -17,7 +17,8 @@ from .crowd import CROWDS, crowd
 from .m2fdp import m2fdp_devices, m2fdp_zone
 from .observed import Session
 from .one_shot import one_shot
-from .udp import udp_records, udp_sampled, udp_users
+from .udp import udp_users
+from .udp_records import udp_records, udp_sampled
 from .verdicts import LEVEL, Audit, reported
 
 __all__ = ["SCHEMES", "report"]

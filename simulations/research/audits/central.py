@@ -23,7 +23,7 @@ from flwr_privacy.strategies import (
 from flwr_privacy.wire.message import TRAIN
 
 from .canaries import COUNTER, KINDS, MODEL, Canary, canary
-from .claims import DELTA, claim_of
+from .claims import DELTA, claim_of, uncharged
 from .observed import Coins, Released, Session, Vector
 from .training import Heard, Model, crafted_app, listen
 
@@ -92,7 +92,13 @@ def central_shares(
     """
     made = in_shares(strategy, epsilon=epsilon, clients=clients, rounds=rounds)
     return _heard(
-        made, half, epsilon=epsilon, clients=clients, rounds=rounds, insecure_seed=insecure_seed
+        made,
+        half,
+        epsilon=epsilon,
+        clients=clients,
+        rounds=rounds,
+        insecure_seed=insecure_seed,
+        ledgers=True,
     )
 
 
@@ -198,6 +204,7 @@ def _heard(
     clients: int,
     rounds: int,
     insecure_seed: int | None,
+    ledgers: bool = False,
 ) -> Session:
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
         own, name = _planted(server_round, clients)
@@ -237,6 +244,7 @@ def _heard(
         releases=releases,
         claim=claim_of(charges, budget=epsilon, turn=2.0),
         answered={TRAIN: len(steps)},
+        uncharged=uncharged(heard) if ledgers else (),
     )
 
 

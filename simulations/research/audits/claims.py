@@ -9,7 +9,15 @@ from flwr_privacy.accounting import Charge, fitting, spent
 from .observed import Claim
 from .training import Heard, Reply
 
-__all__ = ["DELTA", "charge_of", "claim_of", "most_answered", "phases"]
+__all__ = [
+    "DELTA",
+    "charge_of",
+    "charged",
+    "claim_of",
+    "most_answered",
+    "phases",
+    "uncharged",
+]
 
 DELTA = 1e-5
 """Delta of all audits."""
@@ -41,6 +49,21 @@ def charge_of(heard: Heard, reply: Reply) -> Charge:
     place = next(i for i, one in enumerate(own) if one is reply)
     charges = heard.charges[reply.client]
     return charges[min(place, len(charges) - 1)]  # of an answer that was not charged, the last
+
+
+def charged(heard: Heard) -> list[Reply]:
+    """Return the answers of clients that have a ledger: what others paid for, nobody can say."""
+    return [reply for reply in heard.replies if heard.charges.get(reply.client)]
+
+
+def uncharged(heard: Heard) -> tuple[str, ...]:
+    """Return the clients that gave more answers than their ledgers have charges."""
+    answers = Counter(reply.client for reply in heard.replies)
+    return tuple(
+        f"client {client}: {count} answers, {len(heard.charges.get(client, []))} charges"
+        for client, count in sorted(answers.items())
+        if count > len(heard.charges.get(client, []))
+    )
 
 
 def most_answered(heard: Heard) -> dict[str, int]:

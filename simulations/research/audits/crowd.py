@@ -8,6 +8,7 @@ each other. So a crowd bounds epsilons as small as those of real trainings.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from flwr_privacy.strategies import M2FDP, UDP, CentralDP, SchemeStrategy
 from flwr_privacy.wire.identity import stream
 
 from . import central, m2fdp, udp
-from .claims import charge_of, claim_of, most_answered
+from .claims import charge_of, charged, claim_of, most_answered, uncharged
 from .observed import Guessed, Released, Session, Vector
 from .training import Heard, Model, Reply, crafted_app, listen
 
@@ -43,6 +44,8 @@ class _Federation:
         Clipping norm.
     summed : bool, default False
         Whether sums are released, as the steps from model to model, and not uploads.
+    ledgers : bool, default False
+        Whether the nodes are charged for sums.
     factor : float, default 1.0
         What such a step is multiplied by.
     share : float, default 1.0
@@ -55,6 +58,7 @@ class _Federation:
     half: type[SchemeClient]
     norm: float
     summed: bool = False
+    ledgers: bool = False
     factor: float = 1.0
     share: float = 1.0
     surplus: float = 1.0
@@ -63,7 +67,7 @@ class _Federation:
         """Return the releases of a training with canaries in some directions."""
         if not self.summed:
             return [
-                self._upload(reply, heard, signed[int(reply.client)]) for reply in heard.replies
+                self._upload(reply, heard, signed[int(reply.client)]) for reply in charged(heard)
             ]
         charges = self.charges(heard)
         reach = self.norm * self.share
@@ -106,54 +110,84 @@ class _Federation:
         )
 
 
-def _udp(epsilon: float, clients: int, rounds: int) -> _Federation:
-    made = udp.users(UDP, epsilon=epsilon, clients=clients, rounds=rounds)
-    return _Federation(strategy=made, half=UDPClient, norm=udp.NORM)
+@dataclass(frozen=True, kw_only=True)
+class _Size:
+    """Of a crowd: its budget, and how many clients and rounds there are."""
+
+    epsilon: float
+    clients: int
+    rounds: int
 
 
-def _server(epsilon: float, clients: int, rounds: int) -> _Federation:
-    made = central.by_server(CentralDP, epsilon=epsilon, clients=clients, rounds=rounds)
+Halves = tuple[type[Any], type[SchemeClient]]
+"""A strategy, and its client half."""
+
+
+def _udp(size: _Size, strategy: type[UDP], half: type[SchemeClient]) -> _Federation:
+    made = udp.users(strategy, **vars(size))
+    return _Federation(strategy=made, half=half, norm=udp.NORM)
+
+
+def _server(size: _Size, strategy: type[CentralDP], half: type[SchemeClient]) -> _Federation:
+    made = central.by_server(strategy, **vars(size))
     return _Federation(
-        strategy=made, half=CentralDPClient, norm=central.NORM, summed=True, factor=clients
+        strategy=made, half=half, norm=central.NORM, summed=True, factor=size.clients
     )
 
 
-def _shares(epsilon: float, clients: int, rounds: int) -> _Federation:
-    made = central.in_shares(CentralDP, epsilon=epsilon, clients=clients, rounds=rounds)
-    honest = clients - clients // 5
+def _shares(size: _Size, strategy: type[CentralDP], half: type[SchemeClient]) -> _Federation:
+    made = central.in_shares(strategy, **vars(size))
+    honest = size.clients - size.clients // 5
     return _Federation(
         strategy=made,
-        half=CentralDPClient,
+        half=half,
         norm=central.NORM,
         summed=True,
-        factor=clients,
-        surplus=math.sqrt(clients / honest),
+        ledgers=True,
+        factor=size.clients,
+        surplus=math.sqrt(size.clients / honest),
     )
 
 
-def _devices(epsilon: float, clients: int, rounds: int) -> _Federation:
-    made = m2fdp.of_tree(M2FDP, (clients, 1), epsilon=epsilon, trusted=False)
-    return _Federation(strategy=made, half=M2FDPClient, norm=m2fdp.NORM)
+def _devices(size: _Size, strategy: type[M2FDP], half: type[SchemeClient]) -> _Federation:
+    made = m2fdp.of_tree(strategy, (size.clients, 1), epsilon=size.epsilon, trusted=False)
+    return _Federation(strategy=made, half=half, norm=m2fdp.NORM)
 
 
-def _zone(epsilon: float, clients: int, rounds: int) -> _Federation:
-    made = m2fdp.of_tree(M2FDP, (1, clients), epsilon=epsilon, trusted=True)
+def _zone(size: _Size, strategy: type[M2FDP], half: type[SchemeClient]) -> _Federation:
+    made = m2fdp.of_tree(strategy, (1, size.clients), epsilon=size.epsilon, trusted=True)
     return _Federation(
-        strategy=made, half=M2FDPClient, norm=m2fdp.NORM, summed=True, share=1 / clients
+        strategy=made,
+        half=half,
+        norm=m2fdp.NORM,
+        summed=True,
+        ledgers=True,
+        share=1 / size.clients,
     )
 
 
-CROWDS: Mapping[str, Callable[[float, int, int], _Federation]] = {
-    "udp, users": _udp,
-    "central-dp, server": _server,
-    "central-dp, shares": _shares,
-    "m2fdp, devices": _devices,
-    "m2fdp, zone": _zone,
+_MADE: Mapping[str, tuple[Callable[..., _Federation], Halves]] = {
+    "udp, users": (_udp, (UDP, UDPClient)),
+    "central-dp, server": (_server, (CentralDP, CentralDPClient)),
+    "central-dp, shares": (_shares, (CentralDP, CentralDPClient)),
+    "m2fdp, devices": (_devices, (M2FDP, M2FDPClient)),
+    "m2fdp, zone": (_zone, (M2FDP, M2FDPClient)),
 }
+
+CROWDS = tuple(_MADE)
 """The schemes that protect all data of a client."""
 
 
-def crowd(name: str, *, epsilon: float, clients: int, rounds: int = 2, seed: int = 0) -> Session:
+def crowd(
+    name: str,
+    *,
+    epsilon: float,
+    clients: int,
+    rounds: int = 2,
+    seed: int = 0,
+    strategy: type[SchemeStrategy] | None = None,
+    half: type[SchemeClient] | None = None,
+) -> Session:
     """Train a crowd of canaries.
 
     Parameters
@@ -166,6 +200,8 @@ def crowd(name: str, *, epsilon: float, clients: int, rounds: int = 2, seed: int
         How many there are; at most half as many clients as the model has weights.
     seed : int, default 0
         Root of directions and coins; the noise is secret.
+    strategy, half : type, optional
+        The halves of the scheme, where they are not those of this package.
 
     Raises
     ------
@@ -174,7 +210,9 @@ def crowd(name: str, *, epsilon: float, clients: int, rounds: int = 2, seed: int
     """
     check_choice("name", name, CROWDS)
     check_integer("clients", clients, minimum=4, maximum=_DIMENSION // 2)
-    federation = CROWDS[name](epsilon, clients, rounds)
+    build, (own_strategy, own_half) = _MADE[name]
+    size = _Size(epsilon=epsilon, clients=clients, rounds=rounds)
+    federation = build(size, strategy or own_strategy, half or own_half)
     draws = stream(seed, "crowd").normal(size=(_DIMENSION, clients))
     directions = np.linalg.qr(draws)[0].T
     coins = stream(seed, "coins").random(clients) < 0.5
@@ -203,6 +241,7 @@ def crowd(name: str, *, epsilon: float, clients: int, rounds: int = 2, seed: int
         releases=releases,
         claim=claim_of(federation.charges(heard), budget=epsilon, turn=2.0),
         answered=answered,
+        uncharged=uncharged(heard) if federation.ledgers or not federation.summed else (),
         guessed=Guessed(
             coins=coins,
             directions=directions,

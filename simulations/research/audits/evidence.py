@@ -247,18 +247,18 @@ def _side_channels(releases: Sequence[Released]) -> list[Evidence]:
 def _of_charges(session: Session) -> list[Evidence]:
     """Test whether each release is charged, and the charges stay within the budget."""
     claim, answered = session.claim, sum(session.answered.values())
-    if math.isinf(claim.epsilon) and not claim.charged:
+    if math.isinf(claim.epsilon) and not claim.charged and not session.uncharged:
         return []  # nothing is promised
     uneven = len(set(session.weights.values())) > 1
     return [
         _certain(
             "a release is not charged",
-            answered > claim.charged,
-            f"{answered} releases, {claim.charged} charges",
+            answered > claim.charged or bool(session.uncharged),
+            "; ".join(session.uncharged) or f"{answered} releases, {claim.charged} charges",
         ),
         _certain(
             "the charges exceed the budget",
-            claim.epsilon > claim.budget * (1 + 1e-6),
+            claim.charged > 0 and claim.epsilon > claim.budget * (1 + 1e-6),
             f"epsilon {claim.epsilon:.4g} of {claim.budget:.4g}",
         ),
         _certain(

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
-from flwr_privacy.accounting import Charge
+from flwr_privacy.accounting import ADD_REMOVE, Charge
 
 from .canaries import COUNTER, MODEL, Canary, canary
 from .claims import DELTA, claim_of
@@ -77,7 +77,7 @@ def flower_server(
                 reach=own.reach,
             )
         )
-    charge = Charge(noise_multiplier=_NOISE, count=len(releases))
+    charge = Charge(noise_multiplier=_NOISE, neighbours=ADD_REMOVE, count=len(releases))
     claim = claim_of([charge], budget=np.inf, turn=1.0)
     return Session(
         releases=releases,

@@ -10,7 +10,7 @@ from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.strategies import M2FDP, DeviceNoise, LoopOptions
 
 from .canaries import COUNTER, KINDS, MODEL, Canary, canary
-from .claims import DELTA, charge_of, claim_of, most_answered
+from .claims import DELTA, charge_of, charged, claim_of, most_answered, uncharged
 from .observed import Claim, Released, Session
 from .training import Heard, Model, Reply, crafted_app, listen
 
@@ -55,7 +55,7 @@ def m2fdp_devices(
         insecure_seed=insecure_seed,
     )
     releases = []
-    for reply in heard.replies:
+    for reply in charged(heard):
         own = _planted(reply.client, reply.round)
         codes = [np.asarray(reply.arrays[name], np.float64).reshape(-1) for name in _NAMES]
         releases.append(
@@ -75,6 +75,7 @@ def m2fdp_devices(
         releases=releases,
         claim=_claim(heard, epsilon),
         answered=most_answered(heard),
+        uncharged=uncharged(heard),
         silent=tuple(_planted(client, of).kind for of, client in heard.unanswered),
         weights={r.client: float(str(r.metrics["num-examples"])) for r in heard.replies},
     )
@@ -108,7 +109,10 @@ def m2fdp_zone(
     for place, (old, new) in enumerate(pairwise(path)):
         name, server_round = str((place + 1) % clients), place + 1
         own = _in_zone(server_round, clients)
-        (charge, *_) = heard.charges[name][place:] or heard.charges[name][-1:]
+        charges = heard.charges.get(name, [])
+        if not charges:
+            continue  # `uncharged` says so
+        charge = charges[min(place, len(charges) - 1)]
         releases.append(
             Released(
                 place=("zone", server_round),
@@ -123,7 +127,10 @@ def m2fdp_zone(
             )
         )
     return Session(
-        releases=releases, claim=_claim(heard, epsilon), answered={"train": len(releases)}
+        releases=releases,
+        claim=_claim(heard, epsilon),
+        answered={"train": len(path) - 1},
+        uncharged=uncharged(heard),
     )
 
 
@@ -138,7 +145,9 @@ def _trained(
     insecure_seed: int | None,
 ) -> Heard:
     clients = fanouts[0] * fanouts[1]
-    made = of_tree(strategy, fanouts, epsilon=epsilon, trusted=trusted, insecure_seed=insecure_seed)
+    # Where nobody is trusted, only the clients draw noise.
+    seed = insecure_seed if trusted else None
+    made = of_tree(strategy, fanouts, epsilon=epsilon, trusted=trusted, insecure_seed=seed)
 
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
         if trusted and int(client) != server_round % clients:

@@ -163,6 +163,8 @@ class Session:
         Releases about the data of the client that answered most, by their kind, as observed.
     silent : tuple of str
         Of what kind the data were where a question got no answer.
+    uncharged : tuple of str
+        Who gave more answers than its ledger has charges, in words; where nodes have ledgers.
     coins : Coins, optional
         Secret samples.
     guessed : Guessed, optional
@@ -175,6 +177,7 @@ class Session:
     claim: Claim
     answered: Mapping[str, int]
     silent: tuple[str, ...] = ()
+    uncharged: tuple[str, ...] = ()
     coins: Coins | None = None
     guessed: Guessed | None = None
     weights: Mapping[str, float] = field(default_factory=dict)

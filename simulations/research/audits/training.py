@@ -17,6 +17,7 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.clients.node.context_store import SIMULATED
 from flwr_privacy.errors import NothingTrainedError
 from flwr_privacy.privacy.ledger import Ledger
+from flwr_privacy.privacy.ledger.shown import SHOWN
 from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.engines.quiet import quiet
@@ -50,7 +51,7 @@ class Reply:
     metrics : dict
         Its numbers.
     said : dict
-        The scheme's own values of the answer.
+        The scheme's own values of the answer, without the head of the client's ledger.
     """
 
     client: str
@@ -219,6 +220,8 @@ def _reply(question: Message, reply: Message, client: str) -> Reply:
         phase = header.phase
     if RECORD in reply.content:
         _, said = Header.read(reply.content[RECORD])
+        # The server computes the head of a ledger itself and refuses an answer with another one.
+        said = {name: value for name, value in said.items() if name not in SHOWN}
     metrics: Fields = {}
     for record in reply.content.metric_records.values():
         metrics.update(record)

@@ -83,6 +83,14 @@ class Audit:
         return NOT_REFUTED
 
     @property
+    def refuted(self) -> str:
+        """What refutes it, strongest first, in words; empty where nothing does."""
+        # Of two sessions some tests are the same; the stronger one says it.
+        found = {one.name: one.found for one in reversed(self.against)}
+        names = dict.fromkeys(one.name for one in self.against)
+        return "; ".join(f"{name} ({found[name]})" for name in names)
+
+    @property
     def said(self) -> str:
         """The verdict in words."""
         if self.verdict == REFUTED:
@@ -97,18 +105,20 @@ class Audit:
         return "cannot tell: too little was heard for a bound"
 
 
-def audited(name: str, sessions: Sequence[Session]) -> Audit:
+def audited(name: str, sessions: Sequence[Session], *, level: float = LEVEL) -> Audit:
     """Audit one scheme, as a report of its own."""
-    return reported({name: sessions})[0]
+    return reported({name: sessions}, level=level)[0]
 
 
-def reported(heard: Mapping[str, Sequence[Session]]) -> list[Audit]:
+def reported(heard: Mapping[str, Sequence[Session]], *, level: float = LEVEL) -> list[Audit]:
     """Audit several schemes in one report, whose error is controlled as a whole.
 
     Parameters
     ----------
     heard : Mapping of str to sequence of Session
         What was heard of each.
+    level : float, default 0.05
+        Chance that it accuses anything that is correct, at most.
     """
     family = [
         (name, one)
@@ -116,7 +126,7 @@ def reported(heard: Mapping[str, Sequence[Session]]) -> list[Audit]:
         for one in [*evidence(sessions), *_of_epsilon(sessions)]
     ]
     against: dict[str, list[Evidence]] = {name: [] for name in heard}
-    for (name, one), refuted in zip(family, holm([e.p for _, e in family]), strict=True):
+    for (name, one), refuted in zip(family, holm([e.p for _, e in family], level), strict=True):
         if refuted:
             against[name].append(one)
     return [
@@ -124,7 +134,7 @@ def reported(heard: Mapping[str, Sequence[Session]]) -> list[Audit]:
             name=name,
             claimed=max(s.claim.epsilon for s in sessions),
             delta=sessions[0].claim.delta,
-            bound=_bound(sessions, LEVEL / len(family)),
+            bound=_bound(sessions, level / len(family)),
             against=tuple(sorted(against[name], key=lambda one: one.p)),
             tests=sum(1 for other, _ in family if other == name),
             releases=sum(len(s.releases) for s in sessions),

@@ -50,6 +50,7 @@ from flwr_privacy.simulations.research.m2fdp.paper_epsilons import paper_epsilon
 from flwr_privacy.simulations.research.points import Point, Values
 from flwr_privacy.simulations.settings.flat_options import flat_keys, strategy_of
 from flwr_privacy.simulations.tasks.data import load
+from flwr_privacy.strategies.m2fdp.tree_members import any_trusted
 
 from .numpy_simulation import LocalSteps, SimulatedM2FDP, TrainingCurve, of_seed
 from .synthetic_data import SyntheticData, generated_data, labelled_data, random_patches
@@ -280,11 +281,12 @@ def _training(point: Point, seed: int) -> SimulatedM2FDP:
         steps = point["steps"]
         total = {"total_steps": steps * point["rounds"], "initial_steps": steps}
         own["control"] = AdaptiveControl(**total, **point["control"])
+    tree = _tree(point)
     own = {
-        "min_children": 1,  # the paper has none
+        **({"min_children": 1} if any_trusted(tree) else {}),  # the paper has none
         **({} if unit == "none" else {"epsilon": 1.0}),  # the paper's
         "perturb_reg": bool(point.get("perturb", 0)),
-        "tree": _tree(point),
+        "tree": tree,
         "resources": ResourceModel(**{key: point[key] for key in _LINKS if key in point}),
         **own,
         **of_seed(seed),

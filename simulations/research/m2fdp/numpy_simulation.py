@@ -204,6 +204,10 @@ class SimulatedM2FDP(M2FDP):
     (6,)
     """
 
+    def _adds_noise(self) -> bool:
+        """Tell that noise is drawn here: that of the devices too."""
+        return True
+
     def simulate(self, local: LocalSteps, *, rounds: int) -> TrainingCurve:
         """Train on the data of `local`, for so many rounds or until the controller ends it.
 

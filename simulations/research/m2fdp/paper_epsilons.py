@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flwr_privacy.accounting import Charge, spent
+from flwr_privacy.accounting import ADD_REMOVE, Charge, spent
 from flwr_privacy.errors import (
     InvalidParameterError,
     check_choice,
@@ -241,8 +241,14 @@ def paper_epsilons(
         multipliers[found.tier] = z
         record[found.tier] = cost(_charges(z, lemma, rates, rounds))
         drifted[found.tier] = cost(_charges(z, worst, rates, rounds))
+        # Without a sample an epsilon is that of the multiplier alone, whatever the neighbours.
         device[found.tier] = _device_epsilon(z, worst, rounds, delta)
-    least = Charge(noise_multiplier=min(multipliers.values()), sampling=q, count=steps)
+    least = Charge(
+        noise_multiplier=min(multipliers.values()),
+        neighbours=ADD_REMOVE,
+        sampling=q,
+        count=steps,
+    )
     return PaperEpsilons(
         multipliers=multipliers,
         idealised=cost([least]),
@@ -257,7 +263,7 @@ def _charges(
 ) -> list[Charge]:
     """Return the charges of releases with such true sensitivities over those of the noise."""
     return [
-        Charge(noise_multiplier=z / ratio, sampling=rate, count=rounds)
+        Charge(noise_multiplier=z / ratio, neighbours=ADD_REMOVE, sampling=rate, count=rounds)
         for ratio, rate in zip(ratios, rates, strict=True)
     ]
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flwr_privacy.accounting import Charge, spent
+from flwr_privacy.accounting import REPLACE_ONE, Charge, spent
 from flwr_privacy.errors import InvalidParameterError, check_integer
 from flwr_privacy.m2fdp.calibration import multiplier
 from flwr_privacy.m2fdp.schedule import EventSchedule, Segment
@@ -345,7 +345,7 @@ def audit_path(
         attained.append(float(np.linalg.norm(apart)) * grid.step)
         steps = sum(segment.steps for segment in period)
         z = multiplier(epsilon=epsilon, delta=delta, steps=steps, total_steps=rounds * path.steps)
-        charges.append(Charge(noise_multiplier=z, gap=GAP, count=rounds))
+        charges.append(Charge(noise_multiplier=z, neighbours=REPLACE_ONE, gap=GAP, count=rounds))
         sigma = z * stated[-1]
         clean = np.where(coins[:, None], heads.codes, tails.codes)
         for _ in range(rounds):

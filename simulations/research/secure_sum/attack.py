@@ -54,8 +54,8 @@ SUMS = (2, 5, 10, 20)
 def report(options: AttackOptions) -> Report:
     """Attack the views of a round with and without the secure sum, and draw what was found.
 
-    By default 20 clients have 1 record each. Masks are secret: the seed does not give them. Of
-    several seeds, which draw the records and the model, numbers are ranges; the first is drawn.
+    By default 20 clients have 1 record each. The seed draws the records and the model. Masks are
+    secret: it does not give them.
 
     Raises
     ------
@@ -63,12 +63,10 @@ def report(options: AttackOptions) -> Report:
         As `AttackSetup.of`; also if the picture cannot be written.
     """
     task, clients, records = options.chosen(task=TASKS[0], clients=DEFAULT_CLIENTS, records=1)
-    setups = [
-        setup_of(task, clients=clients, records=records, seed=seed, data_root=options.data_root)
-        for seed in range(options.seed, options.seed + options.seeds)
-    ]
-    attacked = [attack_secure_sum(setup) for setup in setups]
-    setup, findings = setups[0], attacked[0]
+    setup = setup_of(
+        task, clients=clients, records=records, seed=options.seed, data_root=options.data_root
+    )
+    findings = attack_secure_sum(setup)
     picture = draw(
         _rows(setup, findings),
         options.out / f"secure-sum-{task}.png",
@@ -77,10 +75,10 @@ def report(options: AttackOptions) -> Report:
         step=records,
     )
     return Report(
-        tables=[_table(setup, attacked)],
+        tables=[_table(setup, findings)],
         legend=_legend(setup),
         pictures=[picture],
-        verdict=_verdict(attacked),
+        verdict=_verdict(findings),
     )
 
 
@@ -215,34 +213,22 @@ def attack_secure_sum(setup: AttackSetup) -> list[ViewFinding]:
     return findings
 
 
-def _table(setup: AttackSetup, attacked: Sequence[Sequence[ViewFinding]]) -> Table:
-    """Return the findings of all seeds as a table."""
+def _table(setup: AttackSetup, findings: Sequence[ViewFinding]) -> Table:
+    """Return the findings as a table."""
     clients, records = setup.labels.shape
-    seeds = f", {len(attacked)} seeds" if len(attacked) > 1 else ""
-    lines = Table(title=f"{setup.task.name}, {clients} clients, records of each: {records}{seeds}")
+    lines = Table(title=f"{setup.task.name}, {clients} clients, records of each: {records}")
     lines.add_column("what the server sees")
     for name in ("recovered", "similarity", "largest", "by guessing"):
         lines.add_column(name, justify="right")
-    for same in zip(*attacked, strict=True):
-        recoveries = [finding.recovery for finding in same]
-        numbers = (
-            [one.similarities.mean() for one in recoveries],
-            [one.similarities.max() for one in recoveries],
-            [one.guessed.mean() for one in recoveries],
-        )
+    for finding in findings:
+        one = finding.recovery
+        numbers = (one.similarities.mean(), one.similarities.max(), one.guessed.mean())
         lines.add_row(
-            same[0].view,
-            f"{_range([one.recovered.sum() for one in recoveries])} of "
-            f"{recoveries[0].recovered.size}",
-            *(_range(those, digits=3) for those in numbers),
+            finding.view,
+            f"{one.recovered.sum()} of {one.recovered.size}",
+            *(f"{number:.3f}" for number in numbers),
         )
     return lines
-
-
-def _range(numbers: Sequence[float], *, digits: int = 0) -> str:
-    """Return the least and the largest of some numbers as text; one where they are alike."""
-    ends = [f"{end:.{digits}f}" for end in (min(numbers), max(numbers))]
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
 def _legend(setup: AttackSetup) -> str:
@@ -257,16 +243,12 @@ def _legend(setup: AttackSetup) -> str:
     )
 
 
-def _verdict(attacked: Sequence[Sequence[ViewFinding]]) -> str:
+def _verdict(findings: Sequence[ViewFinding]) -> str:
     """Return in a line how many records the views with and without the secure sum gave away."""
-    counts = [
-        [int(finding.recovery.recovered.sum()) for finding in findings] for findings in attacked
-    ]
-    upload, masked, *_, total = (_range(same) for same in zip(*counts, strict=True))
-    size = attacked[0][0].recovery.recovered.size
+    upload, masked, *_, total = (int(finding.recovery.recovered.sum()) for finding in findings)
     return (
-        f"single upload: recovered {upload} of {size}; masked vector: recovered {masked}; "
-        f"{attacked[0][-1].view}: recovered {total}"
+        f"single upload: recovered {upload} of {findings[0].recovery.recovered.size}; masked "
+        f"vector: recovered {masked}; {findings[-1].view}: recovered {total}"
     )
 
 

@@ -12,6 +12,7 @@ from flwr_privacy.accounting import Charge, spent
 from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 from flwr_privacy.udp.budgets import budget, check_budget
+from flwr_privacy.udp.schedule import SECRET_NEIGHBOURS
 
 __all__ = [
     "eps_paper",
@@ -132,7 +133,10 @@ def eps_spent(mode: str, multipliers: Sequence[float], *, delta: float, q: float
     for z in multipliers:
         check_number("multipliers", z, minimum=_SMALLEST)
     if mode == "pld_secret":
-        charges = [Charge(noise_multiplier=z, sampling=q) for z in multipliers]
+        charges = [
+            Charge(noise_multiplier=z, neighbours=SECRET_NEIGHBOURS, sampling=q)
+            for z in multipliers
+        ]
         return spent(charges, delta=delta, accountant="pld")
     a = math.fsum(z**-2 for z in multipliers)
     if mode == "paper":

@@ -21,6 +21,7 @@ from flwr_privacy.clients.node.context_store import (
     POLICY_VARIABLE,
     SIMULATED,
     STATE_VARIABLE,
+    WITNESS_VARIABLE,
     ContextStore,
     refuse_node_keys,
 )
@@ -36,7 +37,7 @@ QUESTION = Question(experiment_id="e", phase="train", server_round=1)
 @pytest.fixture(autouse=True)
 def deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look like a deployed node with an environment that names nothing."""
-    for variable in (STATE_VARIABLE, POLICY_VARIABLE, DATA_SET_VARIABLE):
+    for variable in (STATE_VARIABLE, POLICY_VARIABLE, DATA_SET_VARIABLE, WITNESS_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
 
@@ -58,7 +59,7 @@ def store(
 def enter(kept: ContextStore, server_round: int = 1) -> None:
     question = Question(experiment_id="e", phase="train", server_round=server_round)
     with kept.ledger.locked() as locked:
-        charge = Charge(noise_multiplier=1.25)
+        charge = Charge(neighbours="replace_one", noise_multiplier=1.25)
         locked.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
     kept.replies.keep(question, b"noised")
 
@@ -86,6 +87,28 @@ def test_ledger_and_replies_lie_in_the_folder_that_the_node_names(tmp_path: Path
     again = store({"privacy-state": str(tmp_path)}, run_id=6)  # another run, the same node
     assert len(again.ledger.entries()) == 1
     assert again.replies.find(QUESTION) == b"noised"
+
+
+def test_the_operator_names_a_folder_for_the_witness_of_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in ("state", "configured", "environment")]
+    for folder in folders:
+        folder.mkdir()
+    state, configured, environment = folders
+    config = {"privacy-state": str(state)}
+    monkeypatch.setenv(WITNESS_VARIABLE, str(environment))
+    enter(store({**config, "privacy-witness": str(configured)}))
+    assert [path.name for path in configured.iterdir()] == ["ward-7.witness"]
+    assert list(environment.iterdir()) == []
+    with pytest.raises(LedgerError, match=r"1 charges, and its witness .* is not there"):
+        enter(store(config), server_round=2)
+    store(config).ledger.begin_witness()
+    enter(store(config), server_round=2)
+    with pytest.raises(LedgerError, match=r"the witness has no folder: .*tpyo"):
+        store({**config, "privacy-witness": str(tmp_path / "tpyo")})
+    monkeypatch.setenv(WITNESS_VARIABLE, "")  # as good as not there
+    assert store(config).ledger.witness is None
 
 
 def test_the_operators_environment_names_the_data_set_of_an_app(
@@ -373,7 +396,7 @@ def test_an_empty_name_of_a_policy_is_not_taken_for_none(
 
 # -- What a server may not say ---------------------------------------------------------------------
 
-KEYS = ["privacy-state", "privacy-policy", "privacy-data-set", "insecure-seed"]
+KEYS = ["privacy-state", "privacy-policy", "privacy-data-set", "insecure-seed", "privacy-witness"]
 
 
 @pytest.mark.parametrize("key", [*KEYS, *(key.replace("-", "_") for key in KEYS)])

@@ -191,6 +191,11 @@ def test_sensitivity_of_a_certificate_is_the_formula_and_the_rounding():
     exact = 2 * 0.02 * 1.8 * (1 / 128 + 3 * 7 - 1)
     assert step.sensitivity() == pytest.approx((exact + 2e-3) * (1 + ROUNDING))
     assert plan.steps(800) == 21
+    # In a sample a record is apart from none by half of it, and both of them are rounded.
+    plan = PerRecordPlan(clipping_norm=1.8, learning_rate=0.02, sampling_rate=0.5)
+    step = PerRecordStep(plan=plan, records=800, before=(), after=(), rounding=1e-3)
+    exact = 2 * 0.02 * 1.8 / (0.5 * 800)
+    assert step.sensitivity() == pytest.approx((exact + 4e-3) * (1 + ROUNDING))
 
 
 def test_rounding_counts_all_steps():

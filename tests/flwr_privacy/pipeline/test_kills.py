@@ -76,7 +76,7 @@ def test_a_kill_after_the_reply_was_kept_sends_that_reply(
 def test_the_charge_is_durable_before_the_users_code_runs(tmp_path: Path) -> None:
     def work() -> float:
         (entry,) = Ledger(tmp_path / "a.ledger", data_set="a").entries()  # from the disk
-        assert entry.charge == Charge(noise_multiplier=2.0)
+        assert entry.charge == Charge(neighbours="replace_one", noise_multiplier=2.0)
         with store.ledger.locked(timeout=0.0):  # nobody holds it while this runs
             return 0.5
 

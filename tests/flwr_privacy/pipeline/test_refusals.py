@@ -33,6 +33,18 @@ REFUSED: dict[str, tuple[Policy, Mechanism, dict[str, Any], str]] = {
     "scheme": (Policy(schemes=["nobody"]), Sum(), {}, "schemes = "),
     "unit": (Policy(units=["record"]), Sum(), {}, "units = "),
     "noise": (Policy(min_noise_multiplier=3), Sum(), {}, "min_noise_multiplier = 3"),
+    "neighbours": (
+        Policy(neighbours=["replace_one"]),
+        Sum(neighbours="add_remove"),
+        {},
+        r"for the neighbours 'add_remove': the node's policy has neighbours = \['replace_one'\]$",
+    ),
+    "zeroed out, without a word": (
+        Policy(),
+        Sum(neighbours="zero_out"),
+        {},
+        r"the neighbours 'zero_out': .* neighbours = \['add_remove', 'replace_one'\], by default",
+    ),
     "sigma": (Policy(min_sigma=3), Sum(), {}, "min_sigma = 3"),
     "epsilon": (Policy(max_epsilon=0.01), Sum(), {}, "max_epsilon = 0.01"),
     "no budget at all": (Policy(max_epsilon=0), Sum(), {}, "max_epsilon = 0"),
@@ -170,7 +182,10 @@ def test_a_day_later_a_node_answers_again(tmp_path: Path) -> None:
     store = store_in(tmp_path, Policy(max_releases_per_day=1))
     old = datetime.now(UTC) - timedelta(hours=25)
     with store.ledger.locked() as locked:
-        charge, time = Charge(noise_multiplier=2.0), old.strftime("%Y-%m-%dT%H:%M:%SZ")
+        charge, time = (
+            Charge(neighbours="replace_one", noise_multiplier=2.0),
+            old.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
         locked.charge(Entry(question=QUESTION, scheme="toy", unit="user", charge=charge, time=time))
     ask(store, question=replace(QUESTION, server_round=2))
     with pytest.raises(DeclinedError, match="max_releases_per_day = 1"):

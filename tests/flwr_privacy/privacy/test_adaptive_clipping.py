@@ -29,7 +29,10 @@ def test_update_and_count_are_one_release_of_the_combined_noise_multiplier(
     # The mu of two Gaussian releases is the root of the sum of their squares.
     assert math.hypot(1 / update, 1 / count) == pytest.approx(1 / z, rel=1e-12)
     assert (z / count) ** 2 == pytest.approx(share, rel=1e-12)
-    both = [Charge(noise_multiplier=update), Charge(noise_multiplier=count)]
+    both = [
+        Charge(neighbours="replace_one", noise_multiplier=update),
+        Charge(neighbours="replace_one", noise_multiplier=count),
+    ]
     assert spent(both, delta=1e-5) == pytest.approx(epsilon_of(1 / z, 1e-5), rel=1e-9)
 
 

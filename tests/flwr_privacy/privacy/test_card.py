@@ -29,7 +29,10 @@ PROMISE = Guarantee(
     epsilon=4.0,
     delta=DELTA,
 )
-ONE, OTHER = Charge(noise_multiplier=2.0), Charge(noise_multiplier=5.0)
+ONE, OTHER = (
+    Charge(neighbours="replace_one", noise_multiplier=2.0),
+    Charge(neighbours="replace_one", noise_multiplier=5.0),
+)
 
 
 def gaussian_epsilon(*noise_multipliers: float, delta: float = DELTA) -> float:
@@ -83,7 +86,10 @@ def test_epsilon_is_that_of_the_client_that_spent_most_whatever_the_others_did()
 
 def test_the_order_of_the_charges_and_how_they_are_bundled_make_no_difference():
     one = card(release(1, "a"), release(2, "a", OTHER), release(3, "a"))
-    other = card(release(1, "a", OTHER), release(2, "a", Charge(noise_multiplier=2.0, count=2)))
+    other = card(
+        release(1, "a", OTHER),
+        release(2, "a", Charge(neighbours="replace_one", noise_multiplier=2.0, count=2)),
+    )
     for accountant in ("gdp", "rdp", "pld"):
         assert one.epsilon(accountant) == pytest.approx(other.epsilon(accountant), rel=1e-9)
 
@@ -91,7 +97,7 @@ def test_the_order_of_the_charges_and_how_they_are_bundled_make_no_difference():
 @pytest.mark.parametrize("seed", range(5))
 def test_epsilon_is_that_of_each_client_s_own_charges(seed):
     random = np.random.default_rng(seed)
-    charges = [Charge(noise_multiplier=z) for z in (4.0, 5.0, 6.0)]
+    charges = [Charge(neighbours="replace_one", noise_multiplier=z) for z in (4.0, 5.0, 6.0)]
     made = card(
         *(
             release(r, "".join(random.choice(list("abcdefgh"), 4, replace=False)), charge)
@@ -111,7 +117,7 @@ def test_charges_are_listed_by_client_in_their_order():
 
 def test_the_gap_of_the_grid_counts():
     gap = 0.25
-    made = card(release(1, "a", Charge(noise_multiplier=2.0, gap=gap)))
+    made = card(release(1, "a", Charge(neighbours="replace_one", noise_multiplier=2.0, gap=gap)))
     expected = gap + gaussian_epsilon(2, delta=DELTA * math.exp(-gap))
     assert made.epsilon("gdp") == pytest.approx(expected, rel=1e-9)
 
@@ -126,7 +132,10 @@ def test_all_accountants_that_can_tell_are_stated():
 
 
 def test_an_accountant_that_cannot_tell_states_nothing():
-    made = card(release(1, "ab"), release(2, "b", Charge(noise_multiplier=2.0, sampling=0.1)))
+    made = card(
+        release(1, "ab"),
+        release(2, "b", Charge(neighbours="replace_one", noise_multiplier=2.0, sampling=0.1)),
+    )
     made.state()
     assert set(made.stated) == {"rdp", "pld"}
     assert made.epsilon("gdp") is None

@@ -16,6 +16,7 @@ min_noise_multiplier = 1.5
 min_sigma = 0.001
 schemes = ["udp", "m2fdp"]
 units = ["user"]
+neighbours = ["add_remove"]
 trusted_parents = ["ward-7"]
 min_summed = 3
 min_children = 4
@@ -45,6 +46,7 @@ def test_every_key_of_a_file_is_read(read):
         "min_sigma": 0.001,
         "schemes": ("udp", "m2fdp"),
         "units": ("user",),
+        "neighbours": ("add_remove",),
         "trusted_parents": ("ward-7",),
         "min_summed": 3,
         "min_children": 4,
@@ -59,7 +61,13 @@ def test_every_key_of_a_file_is_read(read):
 
 @pytest.mark.parametrize(
     "limit",
-    [{"max_epsilon": 1}, {"units": ["user"]}, {"min_noise_multiplier": 1}, {"min_sigma": 1}],
+    [
+        {"max_epsilon": 1},
+        {"units": ["user"]},
+        {"min_noise_multiplier": 1},
+        {"min_sigma": 1},
+        {"neighbours": ["replace_one"]},
+    ],
 )
 def test_what_refuses_every_answer_without_noise_stands_alone(limit):
     assert Policy(allow_unprotected=["central-dp"]).allow_unprotected == ("central-dp",)
@@ -121,6 +129,10 @@ def test_nothing_changes_a_policy_later():
         ('schemes = ["udp", 1]', "schemes = ['udp', 1]: expected a list of names"),
         ('schemes = [""]', "schemes = ['']: expected a list of names"),
         ('units = ["users"]', "units = 'users': expected one of 'record', 'user' (nearest: 'user'"),
+        (
+            'neighbours = ["all"]',
+            "neighbours = 'all': expected one of 'add_remove', 'replace_one',",
+        ),
         ("trusted_parents = 7", "trusted_parents = 7: expected a list of names"),
         ("max_epsilom = 1", "key = 'max_epsilom': expected one of"),
         ("max_epsilom = 1", "(nearest: 'max_epsilon'"),

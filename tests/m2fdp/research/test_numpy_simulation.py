@@ -29,6 +29,7 @@ from flwr_privacy.simulations.research.m2fdp.synthetic_data import (
     split,
 )
 from flwr_privacy.simulations.tasks.data import load
+from flwr_privacy.strategies.m2fdp.tree_members import any_trusted
 from flwr_privacy.wire.identity import stream
 
 Array = NDArray[np.float64]
@@ -41,7 +42,8 @@ UNEVEN = TierTree(parents=ABOVE | BELOW, devices=tuple(BELOW), trusted={"aa", "b
 
 
 def of(tree: TierTree, **options: Any) -> SimulatedM2FDP:
-    own = {"min_children": 1, "epsilon": 1.0, "steps": 1, **options}
+    least = {"min_children": 1} if any_trusted(tree) else {}
+    own = {**least, "epsilon": 1.0, "steps": 1, **options}
     if own.get("unit") == "none":
         del own["epsilon"]
     return make(SimulatedM2FDP, tree=tree, **own, **of_seed(own.pop("seed", 0)))
@@ -92,12 +94,13 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("method", METHODS)
 def test_it_comes_to_the_models_of_the_inline_engine(method: str) -> None:
     """Same seed: noise, weights, participants and divisors are those of strategy and clients."""
-    options = {"steps": 4, "events": 2, "clipping_norm": 0.1, "min_children": 1, **METHODS[method]}
-    options |= {"insecure_seed": 5}
+    options = {"steps": 4, "events": 2, "clipping_norm": 0.1, **METHODS[method]}
+    options |= {"min_children": 1} if options.get("p") else {}
     data = exact(generated_data(3, N=6, m=12, d=5, classes=3, each=2))
     perturb = 0.5 if "perturb_reg" in options else 0.0
     local = LocalSteps(data=data, seed=4, learning_rate=0.5, clip=0.2, rate=0.3, perturb=perturb)
-    named = make(SimulatedM2FDP, experiment_id="e", seed=1, **options)
+    named = make(SimulatedM2FDP, experiment_id="e", seed=1, insecure_seed=5, **options)
+    options |= {"insecure_seed": 5} if named.privacy.edge_noise or any_trusted(named.tree) else {}
 
     def train(name: str, model: Model, config: dict[str, Any]) -> Model:
         end = config["local-steps"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flwr_privacy.simulations.inspector.app_folder import AppFolder
-from flwr_privacy.simulations.inspector.change import Change, change_of
+from flwr_privacy.simulations.inspector.changes.change import Change, change_of
 from flwr_privacy.simulations.inspector.wraps import Options, wrap_of
 
 PROJECT = """

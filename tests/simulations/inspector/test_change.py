@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from flwr_privacy.errors import DeclinedError
-from flwr_privacy.simulations.inspector import change as module
-from flwr_privacy.simulations.inspector import edits, server_change
-from flwr_privacy.simulations.inspector.edits import Edit
+from flwr_privacy.simulations.inspector.changes import change as module
+from flwr_privacy.simulations.inspector.changes import edits, server_change
+from flwr_privacy.simulations.inspector.changes.edits import Edit
 from flwr_privacy.simulations.inspector.findings import losses
 from flwr_privacy.simulations.inspector.unfit import UnfitError
 from flwr_privacy.simulations.inspector.wraps import Options, wrap_of

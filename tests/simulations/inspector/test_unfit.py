@@ -6,7 +6,7 @@ import pytest
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.inspector.app_folder import AppFolder
-from flwr_privacy.simulations.inspector.change import change_of
+from flwr_privacy.simulations.inspector.changes.change import change_of
 from flwr_privacy.simulations.inspector.unfit import UnfitError
 from flwr_privacy.simulations.inspector.wraps import Options, wrap_of
 from tests.simulations.inspector.conftest import CLIENT, PROJECT, SERVER, Small, changed

@@ -29,7 +29,8 @@ def charge(
 ) -> None:
     question = Question(experiment_id=experiment, phase="train", server_round=server_round)
     values = {"scheme": "udp", "unit": "user", "time": TIME, "noise_multiplier": 2.0, **own}
-    noise = Charge(noise_multiplier=values.pop("noise_multiplier"))
+    relation = values.pop("neighbours", "replace_one")
+    noise = Charge(neighbours=relation, noise_multiplier=values.pop("noise_multiplier"))
     with ledger.locked() as locked:
         number = locked.charge(Entry(question=question, charge=noise, **values))
         if answered:
@@ -47,28 +48,35 @@ def ward(tmp_path: Path) -> Ledger:
     return ward
 
 
-def policy(tmp_path: Path, **limits: float) -> Path:
+def policy(tmp_path: Path, **limits: float | str) -> Path:
     file = tmp_path / "policy.toml"
     file.write_text("".join(f"{key} = {value}\n" for key, value in limits.items()))
     return file
 
 
 def total(charges: int) -> float:
-    return spent([Charge(noise_multiplier=2.0, count=charges)], delta=1e-5)
+    return spent(
+        [Charge(neighbours="replace_one", noise_multiplier=2.0, count=charges)], delta=1e-5
+    )
 
 
 def test_show_says_what_was_charged_and_what_is_left(ward: Ledger, tmp_path: Path) -> None:
     limits = policy(tmp_path, max_epsilon=30.0, max_releases=12, max_releases_per_day=5)
     lines = run("show", ward.path.parent, "--policy", limits).stdout.splitlines()
     assert lines[0] == "ward-7: 11 charged, 7 never answered"
-    assert lines[2].split() == ["one", "udp", "user", "10", "7", f"{total(10):.4g}", TIME, TIME]
-    assert lines[3].split() == ["two", "udp", "record", "1", "0", f"{total(1):.4g}", TIME, TIME]
+    assert lines[2].split() == [
+        *("one", "udp", "user", "replace_one", "10", "7", f"{total(10):.4g}", TIME, TIME)
+    ]
+    assert lines[3].split() == [
+        *("two", "udp", "record", "replace_one", "1", "0", f"{total(1):.4g}", TIME, TIME)
+    ]
     assert [line.split(",")[0] for line in lines[4:9]] == [
         f"  never answered: train of round {r} of one" for r in range(4, 9)
     ]
     assert lines[9] == "  never answered: 2 more (ledger export has all)"
     assert lines[10] == (
-        f"  epsilon {total(11):.4g} at delta 1e-05 (record {total(1):.4g}, user {total(10):.4g}); "
+        f"  epsilon {total(11):.4g} at delta 1e-05 for the neighbours replace_one "
+        f"(record {total(1):.4g}, user {total(10):.4g}); "
         f"{30 - total(11):.4g} left of 30"
     )
     assert lines[11:] == [
@@ -98,6 +106,23 @@ def test_a_cost_that_is_not_proven_leaves_nothing(ward: Ledger, tmp_path: Path) 
     assert "nothing is left: the cost of some charges is not proven" in shown.stdout
     checked = run("check", ward.path.parent, "--policy", limits)
     assert "warn  ledger ward-7: it has releases whose cost is not proven" in checked.stdout
+
+
+def test_charges_for_several_neighbours_are_counted_as_the_policy_counts(
+    ward: Ledger, tmp_path: Path
+) -> None:
+    """Twice the noise over half the distance is one more charge for replaced data."""
+    charge(ward, "three", 1, answered=True, noise_multiplier=4.0, neighbours="add_remove")
+    shown = run("show", ward.path.parent, "--policy", policy(tmp_path, max_epsilon=30.0)).stdout
+    assert f"epsilon {total(12):.4g} at delta 1e-05 for the neighbours replace_one" in shown
+    alone = spent([Charge(noise_multiplier=4.0, neighbours="add_remove")], delta=1e-5)
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["three", "udp", "user", "add_remove", "1", "0", f"{alone:.4g}", TIME, TIME] in rows
+    # Nothing bounds the others for a record that is there or not.
+    other = policy(tmp_path, max_epsilon=30.0, neighbours='["add_remove"]')
+    checked = run("check", ward.path.parent, "--policy", other)
+    assert "no accountant bounds the charges: max_epsilon is not kept" in checked.stdout
+    assert "epsilon unknown" in run("show", ward.path.parent, "--policy", other).stdout
 
 
 def test_json_and_csv_have_the_same_numbers(ward: Ledger, tmp_path: Path) -> None:

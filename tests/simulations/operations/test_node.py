@@ -36,7 +36,7 @@ def run(*arguments: str | Path) -> Result:
 
 def charge(folder: Path, server_round: int, *, sampling: float = 1.0, unit: str = "record") -> None:
     question = Question(experiment_id=SECRET, phase="train", server_round=server_round)
-    own = Charge(noise_multiplier=2.0, sampling=sampling)
+    own = Charge(neighbours="replace_one", noise_multiplier=2.0, sampling=sampling)
     with Ledger(folder / "ward-7.ledger", data_set="ward-7").locked() as book:
         book.charge(Entry(question=question, scheme="udp", unit=unit, charge=own))
 
@@ -302,7 +302,7 @@ def test_metrics_have_what_the_server_knows_anyway(node: Node) -> None:
     labels = '{data_set="ward-7",scheme="udp",unit="record"}'
     assert found[f"flwr_privacy_charges{labels}"] == 2
     assert found[f"flwr_privacy_charges_unanswered{labels}"] == 2
-    epsilon = spent([Charge(noise_multiplier=2.0, count=2)], delta=1e-5)
+    epsilon = spent([Charge(neighbours="replace_one", noise_multiplier=2.0, count=2)], delta=1e-5)
     assert found['flwr_privacy_epsilon{data_set="ward-7"}'] == pytest.approx(epsilon)
     assert found["flwr_privacy_policy_max_epsilon"] == 10
     assert found["flwr_privacy_ledgers_unreadable"] == 0

@@ -281,7 +281,7 @@ def test_replies_that_simulated_clients_share_are_of_all(tmp_path: Path) -> None
     for client, data_set in (("a", "a"), ("b", "images@b")):  # a data set of the environment
         SharedReplyCache(tmp_path / "replies", client).keep(question, b"noised")
         with Ledger(tmp_path / f"{data_set}.ledger", data_set=data_set).locked() as book:
-            charge = Charge(noise_multiplier=2.0)
+            charge = Charge(neighbours="replace_one", noise_multiplier=2.0)
             book.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
     assert "(all)" in run("show", tmp_path).stdout
     run("prune", tmp_path, "--over", "e", "--yes")

@@ -34,7 +34,7 @@ class TestPrivacy:
         assert drawn == (
             "Accuracy over Epsilon spent: udp, epsilon 8.0, udp, epsilon 2.0, "
             "best without privacy: 0.9375. unit: one record of a client; delta 1e-05. "
-            "neighbours: one record differs. adversary: the server"
+            "neighbours: one record differs (replace_one). adversary: the server"
         )
         assert "The dotted line is the final accuracy of fedavg." in page.text
 

@@ -7,10 +7,10 @@ from apps import message_app, run_strategy
 from report_page import descriptions, leave_card, written
 
 from flwr_privacy.clients import UDPClient, as_mod
+from flwr_privacy.privacy.card.folder import newest_card
 from flwr_privacy.simulations.reports import report
 from flwr_privacy.simulations.settings.card_run import opened
 from flwr_privacy.strategies import UDP, LoopOptions, UserLevel
-from flwr_privacy.strategies.state.card_folder import newest_card
 
 LINES = [{"scheme": {"epsilon": x}} for x in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.5)]
 ALL = report.SECTIONS
@@ -57,17 +57,31 @@ def test_epsilons_of_different_neighbours_have_columns_tables_and_charts_of_thei
         leave_card(make("plain")),
     ]
     page, _ = written(runs, tmp_path / "out")
-    one, other = "Epsilon, where one record differs", "Epsilon, where one record is added"
+    words = ["one record differs (replace_one)", "one record is added (replace_one)"]
+    one, other = (f"Epsilon, where {text}" for text in words)
     assert headings(page) == ["Run", "Task", "Accuracy", one, other, "Protects", "MB"]
     dash = "\N{EN DASH}"
     assert f"0.9844 6.5 {dash} one record of a client" in page.text
     assert f"0.9844 {dash} 6.5 one record of a client" in page.text
     # Under Privacy, too.
-    titles = ["one record differs", "one record is added"]
-    assert all(f"<h3>Data sets where {title}</h3>" in page.source for title in titles)
+    assert all(f"<h3>Data sets where {title}</h3>" in page.source for title in words)
     assert page.source.count("<table>") == 4  # and one without differential privacy
     drawn = [text for text in descriptions(page) if "Epsilon" in text]
-    assert all(sum(f"neighbours: {title}" in text for title in titles) == 1 for text in drawn)
+    assert all(sum(f"neighbours: {title}" in text for title in words) == 1 for text in drawn)
+
+
+def test_charges_for_other_neighbours_part_epsilons_whatever_the_guarantee_says(make, tmp_path):
+    runs = [
+        leave_card(udp(make, "a"), spent=6.5),
+        leave_card(udp(make, "b", scheme="acfl"), spent=6.5, relation="zero_out"),
+        leave_card(make("plain")),
+    ]
+    page, _ = written(runs, tmp_path / "out")
+    columns = [
+        f"Epsilon, where one record differs ({name})" for name in ("replace_one", "zero_out")
+    ]
+    assert headings(page) == ["Run", "Task", "Accuracy", *columns, "Protects", "MB"]
+    assert len([text for text in descriptions(page) if "Epsilon" in text]) == 3
 
 
 def test_at_most_five_runs_the_best_of_each_scheme(make, tmp_path):

@@ -11,18 +11,22 @@ from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies import Instruction, LoopOptions
 from flwr_privacy.strategies.loop.charge_log import ChargeLog
+from flwr_privacy.strategies.requests.ledger_heads import LedgerHeads
 from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.strategies.state.experiment import Experiment
 from flwr_privacy.wire.message import Header
 
-ONE, OTHER = Charge(noise_multiplier=2.0), Charge(noise_multiplier=3.0)
+ONE, OTHER = (
+    Charge(neighbours="replace_one", noise_multiplier=2.0),
+    Charge(neighbours="replace_one", noise_multiplier=3.0),
+)
 COSTS = {"a": ONE, "b": OTHER, "c": ONE, "node-9": ONE}
 
 
 def books_of(folder: Path) -> ChargeLog:
     experiment = Experiment("udp", LoopOptions(seed=1, experiment_id="e", run_dir=folder))
     experiment.begin(record())
-    return ChargeLog(experiment)
+    return ChargeLog(experiment, LedgerHeads(experiment, lambda client: ""))
 
 
 def question(*clients: str, server_round: int = 1, node: int = 0) -> RequestLog:

@@ -13,7 +13,10 @@ from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies import LoopOptions
 from flwr_privacy.strategies.state.experiment import Experiment
 
-ONE, OTHER = Charge(noise_multiplier=1.0), Charge(noise_multiplier=2.0, sampling=0.5)
+ONE, OTHER = (
+    Charge(neighbours="replace_one", noise_multiplier=1.0),
+    Charge(neighbours="replace_one", noise_multiplier=2.0, sampling=0.5),
+)
 
 
 def experiment(folder: Path, *, resume: bool = False) -> Experiment:
@@ -40,8 +43,8 @@ def broken(folder: Path) -> Experiment:
     """Return an experiment that goes on after it was killed in round 2."""
     first = experiment(folder)
     end_round(first, 1)
-    first.asked.note("e", "train 2 0", {"a": ONE, "b": OTHER})
-    first.asked.note("e", "evaluate 2 0", {"a": OTHER})
+    first.asked.note("e", {"train 2 0": {"a": ONE, "b": OTHER}})
+    first.asked.note("e", {"evaluate 2 0": {"a": OTHER}})
     return experiment(folder, resume=True)
 
 
@@ -61,7 +64,7 @@ def test_what_is_not_asked_again_is_left_with_what_it_cost(tmp_path: Path) -> No
 
 
 def test_a_run_that_breaks_off_twice_forgets_nothing(tmp_path: Path) -> None:
-    broken(tmp_path).asked.note("e", "train 2 0", {"c": ONE})
+    broken(tmp_path).asked.note("e", {"train 2 0": {"c": ONE}})
     again = experiment(tmp_path, resume=True)
     assert again.asked.before("train 2 0") == {"a", "b", "c"}
     assert set(again.asked.broken_off()) == {"evaluate 2 0"}
@@ -84,7 +87,7 @@ def test_a_damaged_note_is_refused(tmp_path: Path) -> None:
 def test_what_was_asked_before_the_first_checkpoint_counts_when_it_begins_again(
     tmp_path: Path,
 ) -> None:
-    experiment(tmp_path).asked.note("e", "setup 0 0", {"a": ONE})
+    experiment(tmp_path).asked.note("e", {"setup 0 0": {"a": ONE}})
     assert experiment(tmp_path).asked.broken_off() == {"setup 0 0": {"a": ONE}}
     other = Experiment("udp", LoopOptions(seed=1, experiment_id="f", run_dir=tmp_path))
     other.begin(record())
@@ -123,14 +126,14 @@ def test_a_note_of_a_training_that_has_its_checkpoint_is_charged_there_alone(
     """What is asked about its model is noted from then on, and not forgotten."""
     first = experiment(tmp_path)
     end_round(first, 1)
-    first.asked.note("e", "train 2 0", {"a": ONE})
+    first.asked.note("e", {"train 2 0": {"a": ONE}})
     note = (tmp_path / "asked.json").read_bytes()
     end_training(first, 2)
     assert experiment(tmp_path, resume=True).asked.broken_off() == {}
     (tmp_path / "asked.json").write_bytes(note)  # as if the process had ended before it was removed
     resumed = experiment(tmp_path, resume=True)
     assert resumed.asked.broken_off() == {}
-    resumed.asked.note("e", "evaluate 2 0", {"a": OTHER})
+    resumed.asked.note("e", {"evaluate 2 0": {"a": OTHER}})
     again = experiment(tmp_path, resume=True)
     assert again.asked.broken_off() == {"evaluate 2 0": {"a": OTHER}}
     end_round(again, 2)

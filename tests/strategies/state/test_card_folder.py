@@ -16,10 +16,10 @@ from flwr.serverapp import ServerApp
 from flwr_privacy.clients import FedAvgClient, UDPClient, as_mod
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card import folder as card_folder
+from flwr_privacy.privacy.card.folder import new_card_folder, newest_card
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies import UDP, FedAvg, LoopOptions, RecordLevel, UserLevel
-from flwr_privacy.strategies.state import card_folder
-from flwr_privacy.strategies.state.card_folder import new_card_folder, newest_card
 
 CARD = "privacy-card.json"
 

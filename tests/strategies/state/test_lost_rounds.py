@@ -154,8 +154,8 @@ def test_killed_between_its_first_card_and_its_first_checkpoint_it_begins_again(
     run = Run(tmp_path)
     experiment = Experiment("udp", LoopOptions(experiment_id="e", run_dir=run.folder))
     experiment.begin(record())
-    charge = Charge(noise_multiplier=1.0)
-    experiment.asked.note("e", "setup 0 0", {"a": charge})
+    charge = Charge(neighbours="replace_one", noise_multiplier=1.0)
+    experiment.asked.note("e", {"setup 0 0": {"a": charge}})
     release = CardRelease(
         phase="setup", server_round=0, request=0, charge=charge, clients=("a",), unanswered=()
     )

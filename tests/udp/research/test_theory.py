@@ -530,7 +530,8 @@ def test_F26_the_search_costs_the_privacy_of_all_its_trainings() -> None:
     # Round by round, by another accountant: each training has 20 or 50 releases of its own noise.
     mu = mu_of(4.0, DELTA)
     charges = [
-        Charge(noise_multiplier=math.sqrt(rounds) / mu, count=2 * rounds) for rounds in (20, 50)
+        Charge(neighbours="replace_one", noise_multiplier=math.sqrt(rounds) / mu, count=2 * rounds)
+        for rounds in (20, 50)
     ]
     assert cost.epsilon == pytest.approx(spent(charges, delta=DELTA, accountant="pld"), rel=1e-3)
     assert cost.epsilon > 2 * 4.0  # far more than one of its trainings

@@ -4,8 +4,9 @@ import ast
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
-from .source import Source
+from flwr_privacy.simulations.inspector.source import Source
 
 __all__ = [
     "Edit",
@@ -112,7 +113,8 @@ def drop_items(
             edits.append(Edit(start, source.span(order[place + 1])[0], ""))
         else:  # the last one: the comma is that of the last item that stays
             before = max([kept_before, *(edit.end for edit in edits)])
-            edits.append(Edit(before if kept_before == before else start, end, ""))
+            alone = kept_before != before or not kept_before
+            edits.append(Edit(start if alone else before, end, ""))
     return edits
 
 
@@ -136,7 +138,7 @@ def with_imports(
     gone = taken | (set(drop) - used)
     missing = {module: set(names) for module, names in add.items()}
     edits: list[Edit] = []
-    last: ast.stmt | None = None  # the last import of Flower, or of this library
+    last = _first_imports(source)  # or the last import of Flower, or of this library
     empty: list[ast.stmt] = []
     for node in source.tree.body:
         if not isinstance(node, ast.Import | ast.ImportFrom):
@@ -169,6 +171,13 @@ def with_imports(
         top = _top(source)
         edits.append(Edit(top, top, f"{block}\n"))
     return changed(source, edits)
+
+
+def _first_imports(source: Source) -> ast.stmt | None:
+    """Return the last of the imports with which a file begins; None if it begins otherwise."""
+    body = source.tree.body[ast.get_docstring(source.tree) is not None :]
+    first = takewhile(lambda node: isinstance(node, ast.Import | ast.ImportFrom), body)
+    return next(reversed(list(first)), None)
 
 
 def line_of(source: Source, node: ast.stmt) -> Edit:

@@ -3,13 +3,14 @@
 import ast
 from collections.abc import Sequence
 
-from .app_folder import AppFolder
+from flwr_privacy.simulations.inspector.app_folder import AppFolder
+from flwr_privacy.simulations.inspector.server_half import ServerHalf, StrategyCall, server_half
+from flwr_privacy.simulations.inspector.source import Source, keyword_of
+from flwr_privacy.simulations.inspector.unfit import INNER, UnfitError, check_strategy, own_start
+from flwr_privacy.simulations.inspector.wraps import STRATEGIES, Wrap
+
 from .edits import Edit, add_arguments, changed, drop_items, with_imports
 from .server_fn_change import with_main
-from .server_half import ServerHalf, StrategyCall, server_half
-from .source import Source, keyword_of
-from .unfit import INNER, UnfitError, check_strategy, own_start
-from .wraps import STRATEGIES, Wrap
 
 __all__ = ["METRICS_FUNCTIONS", "server_changed"]
 

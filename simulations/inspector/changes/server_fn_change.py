@@ -3,11 +3,12 @@
 import ast
 from dataclasses import dataclass, replace
 
-from .app_folder import AppFolder
+from flwr_privacy.simulations.inspector.app_folder import AppFolder
+from flwr_privacy.simulations.inspector.server_half import ServerHalf, StrategyCall
+from flwr_privacy.simulations.inspector.source import Source, keyword_of
+from flwr_privacy.simulations.inspector.unfit import UnfitError
+
 from .edits import Edit, changed, line_of, with_imports
-from .server_half import ServerHalf, StrategyCall
-from .source import Source, keyword_of
-from .unfit import UnfitError
 
 __all__ = ["with_main"]
 

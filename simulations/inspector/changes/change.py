@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flwr_privacy.errors import DeclinedError
+from flwr_privacy.simulations.inspector.app_folder import AppFolder
+from flwr_privacy.simulations.inspector.client_half import client_half
+from flwr_privacy.simulations.inspector.server_half import server_half
+from flwr_privacy.simulations.inspector.unfit import UnfitError, check_fits
+from flwr_privacy.simulations.inspector.wraps import Wrap
 from flwr_privacy.wire.files import write_text
 
-from .app_folder import AppFolder
 from .client_change import client_changed
-from .client_half import client_half
 from .edits import EditError
 from .server_change import server_changed
-from .server_half import server_half
-from .unfit import UnfitError, check_fits
-from .wraps import Wrap
+from .training_change import training_changed
+from .wrapper_change import unwrapped
 
 __all__ = ["Change", "change_of"]
 
@@ -83,9 +85,12 @@ def change_of(app: AppFolder, wrap: Wrap) -> Change:
     UnfitError
         If the scheme does not fit the app, or the change cannot be made safely.
     """
-    check_fits(app, wrap)
     try:
-        new = client_changed(app, client_half(app), wrap)
+        plain = unwrapped(app, wrap)
+        new, wrap = plain.app, plain.wrap
+        check_fits(new, wrap)
+        new = client_changed(new, client_half(new), wrap)
+        new = training_changed(new, client_half(new), wrap)
         new = server_changed(new, server_half(new), wrap)
         for source in new.sources.values():
             _ = source.tree

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.privacy.ledger import Entry, Ledger, Question
-from flwr_privacy.wire import files
 
 KILLED = 9
 
@@ -28,22 +27,23 @@ KILLED = 9
 class Computer:
     """A file system that dies at the k-th step, and may then lose what was not flushed.
 
-    `loss` is "nothing" (a process is killed), "content" (a power cut: files keep their new names,
-    but only half of what was not flushed) or "names" (a power cut: files have their old names).
+    `loss` is "nothing" (a process is killed), "content" (a power cut: a file keeps only half of the
+    bytes that were not flushed) or "names" (a power cut: a file whose folder was not flushed is not
+    there).
     """
 
     def __init__(self, k: int, loss: str) -> None:
         self.left = k
         self.loss = loss
         self.opened: dict[int, str] = {}
-        self.unflushed: set[str] = set()
-        self.renamed: list[tuple[str, bytes | None]] = []
-        self.real = {name: getattr(os, name) for name in ("open", "close", "fsync", "replace")}
+        self.flushed: dict[str, int] = {}  # bytes of each file that are on the disk
+        self.named: set[str] = set()  # files whose folder was flushed since they were made
+        names = ("open", "close", "fsync", "pwrite", "ftruncate")
+        self.real = {name: getattr(os, name) for name in names}
         self.real_flock = fcntl.flock
         for name in self.real:
             setattr(os, name, getattr(self, name))
         fcntl.flock = self.flock
-        files.open = self.open_file
 
     def step(self) -> None:
         self.left -= 1
@@ -52,12 +52,11 @@ class Computer:
             os._exit(KILLED)
 
     def lose(self) -> None:
-        if self.loss == "content":
-            for path in self.unflushed:
-                os.truncate(path, os.path.getsize(path) // 2)
-        if self.loss == "names":
-            for path, old in reversed(self.renamed):
-                Path(path).unlink() if old is None else Path(path).write_bytes(old)
+        for path, flushed in self.flushed.items():
+            if self.loss == "content":
+                os.truncate(path, (flushed + os.path.getsize(path) + 1) // 2)
+            if self.loss == "names" and path not in self.named:
+                Path(path).unlink()
 
     def call(self, function: Callable[..., object], *arguments: object) -> object:
         self.step()
@@ -66,8 +65,14 @@ class Computer:
         return result
 
     def open(self, path, flags, mode=0o777):
+        path = str(path)
+        there = os.path.exists(path)
         descriptor = self.call(self.real["open"], path, flags, mode)
-        self.opened[descriptor] = str(path)
+        self.opened[descriptor] = path
+        if path.endswith(".ledger") and path not in self.flushed:
+            self.flushed[path] = os.path.getsize(path)
+            if there:
+                self.named.add(path)
         return descriptor
 
     def close(self, descriptor):
@@ -79,47 +84,21 @@ class Computer:
     def fsync(self, descriptor):
         self.call(self.real["fsync"], descriptor)
         path = self.opened[descriptor]
-        self.unflushed.discard(path)
-        self.renamed = [] if os.path.isdir(path) else self.renamed
+        if os.path.isdir(path):
+            self.named.update(one for one in self.flushed if os.path.dirname(one) == path)
+        else:
+            self.flushed[path] = os.path.getsize(path)
 
-    def replace(self, source, target):
-        source, target = str(source), str(target)
-        self.step()
-        old = Path(target).read_bytes() if os.path.exists(target) else None
-        self.real["replace"](source, target)
-        self.renamed.append((target, old))
-        if source in self.unflushed:
-            self.unflushed = (self.unflushed - {source}) | {target}
-        self.step()
-
-    def open_file(self, path, mode, opener):
-        return TornFile(self, path, open(path, mode, buffering=0, opener=opener))
-
-
-class TornFile:
-    """A file whose write may stop half way."""
-
-    def __init__(self, computer, path, file):
-        self.computer, self.path, self.file = computer, str(path), file
-
-    def write(self, content):
-        self.computer.unflushed.add(self.path)
+    def pwrite(self, descriptor, content, place):
+        """Write a part, as the kernel may, and then the rest of what it was called with."""
         middle = len(content) // 2
+        written = 0
         for part in (content[:middle], content[middle:]):
-            self.computer.call(self.file.write, part)
+            written += self.call(self.real["pwrite"], descriptor, part, place + written)
+        return written
 
-    def flush(self):
-        self.computer.step()
-
-    def fileno(self):
-        return self.file.fileno()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.file.close()
-        self.computer.step()
+    def ftruncate(self, descriptor, length):
+        self.call(self.real["ftruncate"], descriptor, length)
 
 
 def ledger_in(folder: Path, number: int = 0, *, durable: bool = True) -> Ledger:
@@ -131,8 +110,8 @@ def release(ledger: Ledger, *, server_round: int, request: int = 0, cap: int = 1
         experiment_id="e", phase="train", server_round=server_round, request=request
     )
     with ledger.locked(timeout=60) as locked:
-        if len(locked.entries) < cap:
-            charge = Charge(noise_multiplier=1.0)
+        if locked.count < cap:
+            charge = Charge(neighbours="replace_one", noise_multiplier=1.0)
             locked.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
 
 

@@ -2,11 +2,12 @@
 
 import ast
 
-from .app_folder import AppFolder
-from .client_half import OURS, ClientHalf, Mod
+from flwr_privacy.simulations.inspector.app_folder import AppFolder
+from flwr_privacy.simulations.inspector.client_half import OURS, ClientHalf, Mod
+from flwr_privacy.simulations.inspector.unfit import UnfitError
+from flwr_privacy.simulations.inspector.wraps import Wrap
+
 from .edits import Edit, changed, drop_items, with_imports
-from .unfit import UnfitError
-from .wraps import Wrap
 
 __all__ = ["client_changed", "replaced_mods"]
 

@@ -1,4 +1,4 @@
-"""Makes the folder in which a run without a run folder leaves its privacy card."""
+"""Names the files beside a privacy card, makes the folder of a run without one, finds cards."""
 
 import os
 from datetime import UTC, datetime
@@ -6,7 +6,16 @@ from pathlib import Path
 
 from flwr_privacy.errors import InvalidParameterError
 
-__all__ = ["CARD", "CARD_PAGE", "NONE", "RUNS_VARIABLE", "new_card_folder", "newest_card"]
+__all__ = [
+    "ASKED",
+    "CARD",
+    "CARD_PAGE",
+    "METRICS",
+    "NONE",
+    "RUNS_VARIABLE",
+    "new_card_folder",
+    "newest_card",
+]
 
 RUNS_VARIABLE = "FLWR_PRIVACY_RUNS"
 """Environment variable with the folder of the cards' folders; empty or `NONE` for no cards."""
@@ -14,6 +23,7 @@ RUNS_VARIABLE = "FLWR_PRIVACY_RUNS"
 NONE = "none"
 
 CARD, CARD_PAGE = "privacy-card.json", "privacy-card.html"
+METRICS, ASKED = "metrics.jsonl", "asked.json"
 
 _DEFAULT = "flwr-privacy-runs"
 _OWN = 0o700  # under Poisson sampling it is a secret who took part

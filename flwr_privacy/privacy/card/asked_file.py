@@ -1,0 +1,56 @@
+"""Reads and writes ``asked.json``: the requests that a card does not have yet, and their costs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.errors import DataError
+
+__all__ = ["Asked", "AskedFile"]
+
+Asked = dict[str, dict[str, Charge]]
+"""What a question costs each client that it was put to, by the question's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedFile:
+    """The content of the file.
+
+    Parameters
+    ----------
+    experiment_id : str
+        Whose requests they are.
+    asked : mapping
+        What each question costs each client.
+    """
+
+    experiment_id: str
+    asked: Mapping[str, Mapping[str, Charge]] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the content as text."""
+        asked = {
+            name: {client: charge.to_dict() for client, charge in sorted(costs.items())}
+            for name, costs in self.asked.items()
+        }
+        return json.dumps({"experiment_id": self.experiment_id, "asked": asked})
+
+    @classmethod
+    def from_json(cls, content: str | bytes) -> "AskedFile":
+        """Read the content.
+
+        Raises
+        ------
+        DataError
+            If it is damaged.
+        """
+        try:
+            document = json.loads(content)
+            asked = {
+                question: {client: Charge.from_dict(charge) for client, charge in costs.items()}
+                for question, costs in document["asked"].items()
+            }
+            return cls(experiment_id=document["experiment_id"], asked=asked)
+        except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+            raise DataError(f"is damaged ({error})") from error

@@ -1,0 +1,1 @@
+"""Changes the files of an app: its client half, its server half, its training."""
