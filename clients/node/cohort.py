@@ -14,7 +14,7 @@ from flwr_privacy.errors import (
     ProtocolError,
 )
 from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
-from flwr_privacy.privacy.ledger.shown import COUNT, SIGNATURE, VALUE, head_in, is_shown
+from flwr_privacy.privacy.ledger.shown import SHOWN, head_in, is_shown
 from flwr_privacy.wire.cohort import SUM, Cohort, CohortAnswer
 from flwr_privacy.wire.identity import CLIENT_ID_KEY, PARTITION_ID_KEY
 from flwr_privacy.wire.message import COHORT, HELLO, RECORD, Header, payload_bytes
@@ -191,7 +191,7 @@ class _Tally:
                 # Once for all, also where the replies are added up.
                 head = head_in(record)
                 self._shown[client_id] = head.count, head.value
-                for key in (COUNT, VALUE, SIGNATURE):  # simulated: whoever runs them has all keys
+                for key in SHOWN:  # simulated: whoever runs them has all keys
                     record.pop(key, None)
             if client_id not in self._cohort.late:
                 yield client_id, reply

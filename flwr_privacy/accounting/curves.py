@@ -160,10 +160,8 @@ def _single(charge: Charge, interval: float) -> Any:
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    noise, options = (
-        charge.noise_multiplier,
-        {"value_discretization_interval": interval, "sampling_prob": charge.sampling},
-    )
+    noise = charge.noise_multiplier
+    options = {"value_discretization_interval": interval, "sampling_prob": charge.sampling}
     if charge.mechanism == LAPLACE:
         return pld.from_laplace_mechanism(noise, **options)
     if charge.sampling < 1 and charge.neighbours == REPLACE_ONE:

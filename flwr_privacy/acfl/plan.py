@@ -171,7 +171,7 @@ class ACFLPlan:
     >>> plan = ACFLPlan(options=options, features=10, labels=2, rounds=20)
     >>> setup = plan.setup_terms(parties=0).charge()
     >>> rounds = plan.gradient_terms(np.zeros((10, 2)), parties=0).charge()
-    >>> from flwr_privacy.accounting import ADD_REMOVE, spent
+    >>> from flwr_privacy.accounting import spent
     >>> round(spent([setup, *[rounds] * 20], delta=1e-5), 2)
     8.0
     """

@@ -17,6 +17,8 @@ SECAGG = (
 )
 """Arguments of SecAggPlusWorkflow, in their order."""
 
+_CONVERTED = "ndarrays_to_parameters("  # ArrayRecord takes what is converted
+
 PLACES = {
     "reconstruction_threshold": "threshold: clients, more than half of the cohort",
     "max_weight": "largest_weight, a whole number",
@@ -48,7 +50,8 @@ def _of_server(server: ServerHalf, wrap: Wrap) -> Iterator[str]:
     given = next((s.call for s in server.strategies), None)
     initial = None if given is None else keyword_of(given, "initial_parameters")
     written = "<the model>" if initial is None else server.strategies[0].source.segment(initial)
-    written = written.removeprefix("ndarrays_to_parameters(").removesuffix(")" if initial else "")
+    if written.startswith(_CONVERTED):
+        written = written[len(_CONVERTED) : -1]
     yield (
         "server: in the place of the call of the workflow: strategy.start(grid, "
         f"ArrayRecord({written}), num_rounds={_rounds(server)})"

@@ -25,6 +25,7 @@ from flwr_privacy.errors import (
     check_integer,
 )
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.folder import SUMMARY, TEST_SEED
 from flwr_privacy.strategies.state import checkpoint
 from flwr_privacy.wire.files import PRIVATE, exclusive_lock, write_text
 from flwr_privacy.wire.identity import new_experiment_id
@@ -148,7 +149,7 @@ class RunFolder:
     @property
     def summary_path(self) -> Path:
         """The summary of the run: status, times, versions, error."""
-        return self.path / "summary.json"
+        return self.path / SUMMARY
 
     @property
     def metrics_path(self) -> Path:
@@ -495,4 +496,4 @@ def _versions() -> dict[str, str]:
 
 
 def _experiment_id(test_seed: int | None) -> str:
-    return new_experiment_id() if test_seed is None else f"test-seed-{test_seed}"
+    return new_experiment_id() if test_seed is None else f"{TEST_SEED}{test_seed}"

@@ -9,7 +9,7 @@ from typing import Any
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.card.asked_file import AskedFile
-from flwr_privacy.privacy.card.folder import ASKED, CARD, METRICS
+from flwr_privacy.privacy.card.folder import ASKED, CARD, METRICS, SUMMARY
 from flwr_privacy.privacy.ledger import Entry, Ledger
 from flwr_privacy.privacy.ledger.signed_head import SignedHead, heads_from_json
 from flwr_privacy.simulations.settings.metrics_file import rounds_in
@@ -17,7 +17,6 @@ from flwr_privacy.wire.pins import Pins
 
 __all__ = ["Evidence", "NodeEvidence", "RunFiles", "gather"]
 
-_SUMMARY = "summary.json"
 _SIMULATED = ("ray", "inline")  # engines
 
 Entries = dict[str, tuple[Entry, ...]]
@@ -60,7 +59,7 @@ class RunFiles:
         LedgerError
             If a ledger is.
         """
-        metrics, asked, summary = (folder / name for name in (METRICS, ASKED, _SUMMARY))
+        metrics, asked, summary = (folder / name for name in (METRICS, ASKED, SUMMARY))
         return cls(
             lines=rounds_in(metrics) if metrics.is_file() else None,
             asked=_asked(asked) if asked.is_file() else None,

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from flwr_privacy.errors import DataError
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card.asked_file import text_of
 from flwr_privacy.privacy.card.attacker import AttackerBound
+from flwr_privacy.privacy.card.folder import TEST_SEED
 from flwr_privacy.wire.message import EVALUATE, INSECURE, TRAIN
 
 from .evidence import RunFiles
@@ -23,7 +25,6 @@ __all__ = [
     "check_valid",
 ]
 
-TEST_SEED = "test-seed-"  # begins the name of an experiment whose noise is from a seed
 _TOLERANCE = 1e-6  # relative; what rounding and another version of a library may move
 
 Numbers = Mapping[str, tuple[float, float]]
@@ -128,7 +129,7 @@ def check_asked(card: PrivacyCard, run: RunFiles) -> Finding:
         return unknown("requests", "asked.json is of another experiment")
     charged: dict[str, set[str]] = {}
     for release in card.releases:
-        name = f"{release.phase} {release.server_round} {release.request}"
+        name = text_of(release.phase, release.server_round, release.request)
         charged.setdefault(name, set()).update(release.clients)
     lacking = sum(
         len(costs.keys() - charged.get(name, set())) for name, costs in run.asked.asked.items()

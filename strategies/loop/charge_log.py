@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from flwr_privacy.accounting import Charge, fitting
 from flwr_privacy.privacy.card import CardRelease, Described, PrivacyCard
+from flwr_privacy.privacy.card.asked_file import charge_in, text_of
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.ledger_heads import ChargeName, LedgerHeads
@@ -58,7 +59,7 @@ class ChargeLog:
         if costs := instruction.costs(request_log, instruction.charged(request_log)):
             noted: dict[str, dict[str, Charge]] = {}
             for client, (name, charge) in costs.items():
-                noted.setdefault(_text(name), {})[client] = charge
+                noted.setdefault(text_of(*name), {})[client] = charge
             self._experiment.asked.note(self._experiment.id, noted)
             self._heads.asked(costs)
 
@@ -68,7 +69,7 @@ class ChargeLog:
             return
         clients = instruction.charged(request_log)
         for name in {request_log.own_name, *map(request_log.charged_as, clients)}:
-            clients = clients | self._experiment.asked.before(_text(name))
+            clients = clients | self._experiment.asked.before(text_of(*name))
         # Under a user's own start a client is known once it has answered; what was lost before is
         # its own all the same.
         self.names |= {f"node-{node}": client for node, client in request_log.named.items()}
@@ -181,11 +182,6 @@ def named_costs(
     """Return noted costs as `Instruction.costs` does, for each name of a charge."""
     found = []
     for text, noted in asked.items():
-        phase, server_round, request = text.rsplit(" ", 2)
-        name = ChargeName(phase, int(server_round), int(request))
+        name = ChargeName(*charge_in(text))
         found.append({client: (name, charge) for client, charge in noted.items()})
     return found
-
-
-def _text(name: ChargeName) -> str:
-    return f"{name.phase} {name.server_round} {name.request}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from flwr_privacy.errors import CheckpointError, DataError
 from flwr_privacy.privacy.card import CardRelease, PrivacyCard
+from flwr_privacy.privacy.card.asked_file import charge_in, text_of
 
 from .run_files import content_of
 
@@ -147,12 +148,12 @@ def after_lost_rounds(
 
 
 def _name(release: CardRelease) -> str:
-    return f"{release.phase} {release.server_round} {release.request}"
+    return text_of(release.phase, release.server_round, release.request)
 
 
 def round_of(question: str) -> int:
     """Return the round of a question from its name."""
-    return int(question.rsplit(" ", 2)[1])
+    return charge_in(question)[1]
 
 
 def _charged(line: dict[str, Any]) -> int:

@@ -7,10 +7,27 @@ from dataclasses import dataclass, field
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import DataError
 
-__all__ = ["Asked", "AskedFile"]
+__all__ = ["Asked", "AskedFile", "charge_in", "text_of"]
 
 Asked = dict[str, dict[str, Charge]]
-"""What a question costs each client that it was put to, by the question's name."""
+"""What a question costs each client that it was put to, by `text_of` the charge's name."""
+
+
+def text_of(phase: str, server_round: int, request: int) -> str:
+    """Return the name of a charge as the file has it."""
+    return f"{phase} {server_round} {request}"
+
+
+def charge_in(text: str) -> tuple[str, int, int]:
+    """Return phase, round and request of a charge from its name in the file.
+
+    Examples
+    --------
+    >>> charge_in(text_of("sealed for 0", 3, 1))
+    ('sealed for 0', 3, 1)
+    """
+    phase, server_round, request = text.rsplit(" ", 2)
+    return phase, int(server_round), int(request)
 
 
 @dataclass(frozen=True, kw_only=True)

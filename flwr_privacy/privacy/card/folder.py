@@ -13,6 +13,8 @@ __all__ = [
     "METRICS",
     "NONE",
     "RUNS_VARIABLE",
+    "SUMMARY",
+    "TEST_SEED",
     "new_card_folder",
     "newest_card",
 ]
@@ -23,7 +25,10 @@ RUNS_VARIABLE = "FLWR_PRIVACY_RUNS"
 NONE = "none"
 
 CARD, CARD_PAGE = "privacy-card.json", "privacy-card.html"
-METRICS, ASKED = "metrics.jsonl", "asked.json"
+METRICS, ASKED, SUMMARY = "metrics.jsonl", "asked.json", "summary.json"
+
+TEST_SEED = "test-seed-"
+"""Begins the name of an experiment of the command line whose noise is from a seed."""
 
 _DEFAULT = "flwr-privacy-runs"
 _OWN = 0o700  # under Poisson sampling it is a secret who took part

@@ -30,14 +30,14 @@ def over_seeds(
         How many seeds from there on.
     """
     first = attack(options)
+    if seeds == 1:
+        return first
     with TemporaryDirectory() as folder:
         others = [
             attack(replace(options, seed=options.seed + more, out=Path(folder)))
             for more in range(1, seeds)
         ]
     reports = [first, *others]
-    if seeds == 1:
-        return first
     return Report(
         tables=[_merged(same, seeds) for same in zip(*(r.tables for r in reports), strict=True)],
         legend=f"a to b: the least and the largest of {seeds} seeds\n{first.legend}",

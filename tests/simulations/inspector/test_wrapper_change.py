@@ -179,3 +179,22 @@ def test_a_workflow_is_left_line_by_line(small: Small) -> None:
     with pytest.raises(UnfitError) as refused:
         changed(small(**halves), "udp")
     assert any("--secure-sum takes the place" in line for line in refused.value.by_hand)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("ndarrays_to_parameters(initial_model())", "ArrayRecord(initial_model())"),
+        ("converted()", "ArrayRecord(converted())"),
+        ("INITIAL", "ArrayRecord(INITIAL)"),
+    ],
+)
+def test_the_line_that_starts_names_the_app_s_model(given: str, taken: str, small: Small) -> None:
+    halves = {half: (STOCK / f"secagg_{half}.py").read_text() for half in ("server", "client")}
+    usual = "ndarrays_to_parameters(initial_model())"
+    assert usual in halves["server"]
+    halves["server"] = halves["server"].replace(usual, given)
+    with pytest.raises(UnfitError) as refused:
+        changed(small(**halves), "fedavg", secure_sum=True)
+    (line,) = [line for line in refused.value.by_hand if "strategy.start(" in line]
+    assert f"strategy.start(grid, {taken}, num_rounds=2)" in line
