@@ -138,7 +138,8 @@ def test_udp_trains_on_three_nodes_and_each_keeps_its_own_ledger(deployment: Dep
         assert {entry.question.experiment_id for entry in entries} == {card.experiment_id}
     # The operator of the third node sees why, with the figure; the server does not.
     log = (deployment.folder / "node-2.log").read_text()
-    assert "max_epsilon = 7 at delta 1e-05: with this release epsilon would be 8" in log
+    assert "max_epsilon = 7 at delta 1e-05 for the neighbours 'replace_one'" in log
+    assert "with this release epsilon would be 8" in log
 
 
 @pytest.mark.smoke
