@@ -8,6 +8,7 @@ from flwr_privacy.acfl import (
     SetupVariances,
     Weighting,
 )
+from flwr_privacy.central_dp.correlated.options import BLT, BandedMF, TreeNoise
 from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
 from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.fedvs.options import (
@@ -57,6 +58,7 @@ from .udp.strategy import UDP
 
 __all__ = [
     "ACFL",
+    "BLT",
     "M2FDP",
     "MSP",
     "MSPDQ",
@@ -64,6 +66,7 @@ __all__ = [
     "VAFL",
     "AdaptiveClipping",
     "AdaptiveControl",
+    "BandedMF",
     "CentralDP",
     "ClientLosses",
     "ColumnFeatures",
@@ -101,6 +104,7 @@ __all__ = [
     "SmoothDrift",
     "SplitVFL",
     "TheorySteps",
+    "TreeNoise",
     "UserLevel",
     "WaitForAll",
     "WaitNoised",

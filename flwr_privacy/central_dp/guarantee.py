@@ -86,6 +86,8 @@ def guarantee_of(
             "it draws each client by itself and tells nobody who is drawn, who answers, or how "
             "many; its history and its log have the numbers"
         )
+    if plan.correlated is not None:
+        assumptions.append(_rests(plan))
     if quorum is not None:
         cohort, threshold, colluders = quorum
         assumptions.append(
@@ -108,6 +110,15 @@ def guarantee_of(
             "tests of the accountants against closed formulas and against each other",
         ),
         void=void if insecure else "",
+    )
+
+
+def _rests(plan: CentralDPNoisePlan) -> str:
+    """Return what the cost of correlated noise holds for."""
+    return (
+        f"the noise of the {plan.rounds} rounds is correlated: a client takes part in at most "
+        f"{plan.releases} of them, at least {plan.separation} apart, which the server keeps to and "
+        "each client checks"
     )
 
 

@@ -22,6 +22,7 @@ from flwr_privacy.privacy.updates import Update, check_start
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS
 
+from .model_noise import ModelNoise
 from .sensitivity import DISTRIBUTED, SERVER
 from .terms import CentralDPTerms
 
@@ -68,6 +69,7 @@ class ClippedUpdate(Mechanism):
             sigma=terms.sigma() if alone else 0.0,
             parties=terms.parties if alone else 0,
             largest_code=terms.code_limit(),
+            limit=terms.limit(),
         )
 
     def measure(self, start: Arrays, outcome: Any) -> _Measured:
@@ -165,13 +167,15 @@ class CentralMean(EvenMean):
         if terms.count_share:
             self.template[COUNT_NAME] = ((1,), np.dtype(np.int32))
 
-    def add_noise(self, random: SecureRandom) -> None:
+    def add_noise(self, random: SecureRandom, correlated: ModelNoise | None = None) -> None:
         """Add the trusted server's noise to the sums, once, however few replies are in them.
 
         Parameters
         ----------
         random : SecureRandom
             Where it comes from.
+        correlated : ModelNoise, optional
+            Noise of the round that goes with that of earlier rounds; by default it is independent.
 
         Raises
         ------
@@ -182,7 +186,10 @@ class CentralMean(EvenMean):
             raise InvalidParameterError("noise", self._terms.noise, SERVER)
         for name, (shape, _) in self.template.items():
             self._sums.setdefault(name, np.zeros(shape, self.sum_dtype))
-        add_noise(self._sums, self._terms, random)
+        if correlated is None:
+            add_noise(self._sums, self._terms, random)
+        else:
+            correlated.add_to(self._sums, self._terms, random)
 
     def settle(self, number: float) -> float | None:
         """Divide the sums by a number of contributions; remove and return the count.

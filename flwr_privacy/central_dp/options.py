@@ -1,8 +1,9 @@
 """Constructor options of central DP: the budget, who adds the noise, and adaptive clipping."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from flwr_privacy.central_dp.correlated.options import CorrelatedNoise
 from flwr_privacy.errors import check_integer, check_number
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
@@ -48,11 +49,10 @@ class CentralNoise:
     """Base of `DistributedNoise` and `ServerNoise`: what both have."""
 
     noise: ClassVar[str]
-
     epsilon: float = 8.0
     delta: float = 1e-5
     clipping_norm: float = 1.0
-    sampling: Literal["fixed", "poisson"] = "fixed"
+    sampling: Literal["fixed", "balanced", "poisson", "cyclic_poisson"] = "fixed"
     neighbours: Literal["add_remove", "replace_one", "zero_out"] | None = None
     grid_bits: int | None = None
 
@@ -81,10 +81,15 @@ class CentralNoise:
             rounds=rounds,
             q=q,
             neighbours=self.neighbours,
+            **self._rounds(),
             count_share=0.0 if clipping is None else clipping.count_share,
             evaluation_share=evaluation_share,
             evaluations=evaluations,
         )
+
+    def _rounds(self) -> dict[str, Any]:
+        """Return what only a trusted server offers of how rounds go together."""
+        return {}
 
 
 @checked_keywords
@@ -98,10 +103,11 @@ class DistributedNoise(CentralNoise):
         Budget of a client over the whole training.
     clipping_norm : float, default 1.0
         L2 bound of an update; of the first round, where clipping is adaptive.
-    sampling : {"fixed", "poisson"}, default "fixed"
-        Whether a cohort has a fixed number of clients, or as many as are drawn when each is drawn
-        by itself, with that number in expectation. Only a trusted server can draw in secret, and
-        only that makes the noise less.
+    sampling : {"fixed", "balanced", "poisson", "cyclic_poisson"}, default "fixed"
+        How a cohort is drawn: see `flwr_privacy.privacy.cohorts`. With ``balanced`` everybody takes
+        part equally often, which takes less noise than the random sets of ``fixed``. With the last
+        two each client is drawn by itself; only a trusted server can do that in secret, and only
+        that makes the noise less.
     neighbours : {"replace_one", "zero_out"}, optional
         What a client's data are compared with: with any other data (the default), or, by name only,
         with a contribution of zero. The latter takes half the noise and says half as much; it is
@@ -136,6 +142,12 @@ class ServerNoise(CentralNoise):
     neighbours : {"replace_one", "add_remove", "zero_out"}, optional
         As in `DistributedNoise`; with Poisson samples, which are secret here, the default is
         ``add_remove``, and replaced data have no guarantee of their own.
+    correlated : BandedMF, BLT or TreeNoise, optional
+        Noise that partly cancels that of earlier rounds, with balanced cohorts: see
+        `flwr_privacy.central_dp.correlated`. By default each round has noise of its own.
+    groups : int, optional
+        Number of groups that take turns, with ``sampling="cyclic_poisson"``; by default 4, or as
+        many as there are cohorts if that is less.
     insecure_seed : int, optional
         Seed of the server's noise and samples, for tests: nothing is protected then.
 
@@ -146,9 +158,14 @@ class ServerNoise(CentralNoise):
     """
 
     noise = SERVER
+    correlated: CorrelatedNoise | None = None
+    groups: int | None = None
     insecure_seed: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.insecure_seed is not None:
             check_integer("insecure_seed", self.insecure_seed, minimum=0)
+
+    def _rounds(self) -> dict[str, Any]:
+        return {"correlated": self.correlated, "groups": self.groups}

@@ -2,24 +2,45 @@
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flwr_privacy.accounting import Charge, noise_multiplier
-from flwr_privacy.errors import check_integer, check_number
+from flwr_privacy.central_dp.correlated.errors import prefix_error
+from flwr_privacy.central_dp.correlated.factors import Factor, ToeplitzFactor
+from flwr_privacy.central_dp.correlated.options import CorrelatedNoise
+from flwr_privacy.central_dp.correlated.sensitivity import joint_sensitivities
+from flwr_privacy.central_dp.correlated.stream import digest_of, largest_sigma, margin
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, split
+from flwr_privacy.privacy.cohorts import (
+    BALANCED,
+    CYCLIC_POISSON,
+    POISSON,
+    most_participations,
+    rest,
+)
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
-from flwr_privacy.udp import participations
 from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.udp.schedule import set_aside
 
-from .sensitivity import amplified, relation, sensitivity
-from .terms import SHARE_REACH, CentralDPTerms
+from .sensitivity import SERVER, amplified, relation, sensitivity
+from .terms import INDEPENDENT, SHARE_REACH, CentralDPTerms
 
 __all__ = ["CentralDPNoisePlan"]
 
 _GRID_BITS = 18
 """Steps of the grid up to the clipping norm, as a power of two, if noise leaves the room."""
+
+_GROUPS = 4
+"""With independent noise fewer groups are better, and with correlated noise more, up to a point."""
+
+_LEAST_ADDED = 1e-9
+"""A participation that adds next to nothing is charged as this much: a charge has some cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +51,14 @@ class CentralDPNoisePlan:
     ----------
     noise : {"distributed", "server"}
         Who adds the noise.
-    sampling : {"fixed", "poisson"}
-        How a cohort is drawn.
+    sampling : {"fixed", "balanced", "poisson", "cyclic_poisson"}
+        How a cohort is drawn: see `flwr_privacy.privacy.cohorts`.
     epsilon, delta : float
         Budget of a client over the whole training.
     rounds : int
         Rounds planned.
     q : float
-        Fraction of the clients that is asked in a round; for ``poisson`` the probability of each.
+        Fraction of the clients that is asked in a round, or is in expectation.
     neighbours : {"add_remove", "replace_one", "zero_out"}, optional
         Which data sets are neighbours; by default as in the table below.
     count_share : float, default 0.0
@@ -50,6 +71,12 @@ class CentralDPNoisePlan:
         Share of the budget for evaluations; at least 0 and below 1.
     evaluations : int, default 0
         Evaluations of a client that this share is for; at least 1 where it is above 0.
+    correlated : BandedMF, BLT or TreeNoise, optional
+        How the noise of a round goes with that of earlier rounds: see
+        `flwr_privacy.central_dp.correlated`. By default it is independent.
+    groups : int, optional
+        Number of groups that take turns, with cyclic Poisson samples: at most ``1 / q``, with which
+        a group is asked as a whole. By default 4, or fewer where that is more.
 
     Raises
     ------
@@ -71,6 +98,18 @@ class CentralDPNoisePlan:
                           and neither a message nor    less                round, with the sample
                           who takes part
     ===========  =======  ===========================  ==================  ======================
+
+    ``balanced`` is as ``fixed``, with fewer participations of a client. ``cyclic_poisson`` is as
+    ``poisson``; a client is charged in the rounds of its group. The groups are no secret: a hash of
+    the client's name decides.
+
+    With `correlated` noise the rounds cost a client something together, not one by one: the noise
+    on C x over the joint sensitivity of C x, which holds for at most `releases` participations at
+    least `separation` rounds apart. See `charge` for how it is charged, and
+    `flwr_privacy.central_dp.correlated.stream` for the proof that rounding and late choices are
+    covered. Under ``cyclic_poisson`` the bands are at most as many as the groups, so what a client
+    adds in its rounds is orthogonal, and each of them is a Gaussian mechanism with a secret sample
+    (Choquette-Choo et al., *(Amplified) Banded Matrix Factorization*, NeurIPS 2023, theorem 4).
 
     With ``neighbours="zero_out"`` the neighbours are, in all modes, data sets in which the update
     of one client is zero: the sensitivity is C where it is 2C for replaced data. That relation is
@@ -118,6 +157,8 @@ class CentralDPNoisePlan:
     count_share: float = 0.0
     evaluation_share: float = 0.0
     evaluations: int = 0
+    correlated: CorrelatedNoise | None = None
+    groups: int | None = None
 
     def __post_init__(self) -> None:
         found = relation(self.neighbours, noise=self.noise, sampling=self.sampling)
@@ -126,6 +167,42 @@ class CentralDPNoisePlan:
         check_number("count_share", self.count_share, minimum=0, maximum=LARGEST_SHARE)
         check_number("evaluation_share", self.evaluation_share, minimum=0, maximum=LARGEST_SHARE)
         check_integer("evaluations", self.evaluations, minimum=1 if self.evaluation_share else 0)
+        if self.groups is not None:
+            check_integer("groups", self.groups, minimum=1)
+            if self.sampling != CYCLIC_POISSON:
+                raise InvalidParameterError(
+                    "groups", self.groups, f"None with sampling = '{self.sampling}'"
+                )
+        if self.correlated is not None:
+            self._check_correlated()
+
+    def _check_correlated(self) -> None:
+        for clash, name, value, allowed in (
+            (self.noise != SERVER, "noise", self.noise, "'server' with correlated noise"),
+            (
+                self.sampling not in (BALANCED, CYCLIC_POISSON),
+                "sampling",
+                self.sampling,
+                "'balanced' or 'cyclic_poisson' with correlated noise: a client has to rest "
+                "between two rounds",
+            ),
+            (
+                self.count_share > 0,
+                "clipping",
+                self.count_share,
+                "None with correlated noise: another clipping norm would break the cancellation",
+            ),
+        ):
+            if clash:
+                raise InvalidParameterError(name, value, allowed)
+        bands = self.factor.bands if isinstance(self.factor, ToeplitzFactor) else self.rounds
+        if self.sampling == CYCLIC_POISSON and bands > self.separation:
+            raise InvalidParameterError(
+                "correlated",
+                self.correlated,
+                f"BandedMF with at most {self.separation} bands, the rounds between two turns of a "
+                "client, with sampling = 'cyclic_poisson': for more no amplification is proven",
+            )
 
     @property
     def relation(self) -> str:
@@ -134,19 +211,62 @@ class CentralDPNoisePlan:
 
     @property
     def sampling_rate(self) -> float:
-        """Sampling rate that amplifies privacy: q where samples are secret, otherwise 1."""
-        return self.q if amplified(self.noise, self.sampling) else 1.0
+        """Sampling rate that amplifies privacy; 1 where samples are no secret."""
+        secret = amplified(self.noise, self.sampling)
+        return min(1.0, self.q * self._groups) if secret else 1.0
 
     @cached_property
     def releases(self) -> int:
         """Number of charges that a client's budget is planned for.
 
-        All rounds where every client is charged in every round; otherwise as many as 99 % of the
-        clients take part in at most.
+        All rounds where every client is charged in every round (``poisson`` by a trusted server);
+        otherwise those of `flwr_privacy.privacy.cohorts.most_participations`.
         """
-        if amplified(self.noise, self.sampling):
+        if self.sampling == POISSON and amplified(self.noise, self.sampling):
             return self.rounds
-        return participations(self.rounds, self.q)
+        return most_participations(self.sampling, rounds=self.rounds, q=self.q, groups=self._groups)
+
+    @property
+    def separation(self) -> int:
+        """Least number of rounds from one participation of a client to its next.
+
+        It is kept to where noise is correlated. Groups that take turns keep to it anyway.
+        """
+        if self.sampling == BALANCED and self.correlated is not None:
+            return rest(self.q)
+        return self._groups
+
+    @property
+    def _groups(self) -> int:
+        """Number of groups that take turns, with cyclic Poisson samples; otherwise 1."""
+        if self.sampling != CYCLIC_POISSON:
+            return 1
+        return min(rest(self.q), self.rounds, self.groups or _GROUPS)
+
+    @cached_property
+    def factor(self) -> Factor:
+        """The factor C of correlated noise.
+
+        Raises
+        ------
+        ValueError
+            If noise is independent.
+        """
+        if self.correlated is None:
+            raise ValueError("the noise of the rounds is independent")
+        return self.correlated.factor(
+            rounds=self.rounds, separation=self.separation, participations=self.releases
+        )
+
+    @cached_property
+    def _joint(self) -> NDArray[np.float64]:
+        """How far participations move C x together, from one to all of them; clipped to norm 1."""
+        return margin(self.factor) * joint_sensitivities(
+            self.factor,
+            rounds=self.rounds,
+            separation=self.separation,
+            participations=self.releases,
+        )
 
     def affordable(self, releases: int) -> bool:
         """Return whether a client with a number of charges can be charged once more."""
@@ -154,7 +274,13 @@ class CentralDPNoisePlan:
 
     @cached_property
     def noise_multiplier(self) -> float:
-        """Noise multiplier of a round, for the update and the count as one release."""
+        """Noise multiplier of a round, for the update and the count as one release.
+
+        With correlated noise the standard deviation of z over the sensitivity of a single x.
+        """
+        if self.correlated is not None and self.sampling_rate == 1:
+            one = self._least_noise(releases=1) / math.sqrt(1 - self.evaluation_share)
+            return float(self._joint[-1]) * one
         z = partial(self._least_noise, releases=self.releases)
         if self.sampling_rate == 1:
             return z() / math.sqrt(1 - self.evaluation_share)
@@ -166,7 +292,9 @@ class CentralDPNoisePlan:
                 count=self.evaluations,
             )
             beside = (evaluation,)
-        return z(sampling=self.sampling_rate, accountant="rdp", beside=beside)
+        least = z(sampling=self.sampling_rate, accountant="rdp", beside=beside)
+        # Turns are further apart than bands, so what they move is orthogonal.
+        return least if self.correlated is None else least * float(self._joint[0])
 
     @property
     def evaluation_multiplier(self) -> float:
@@ -193,14 +321,62 @@ class CentralDPNoisePlan:
         """Epsilon set aside per charge for the grid, of the update and the count together."""
         return self._set_aside / (self.releases + self.evaluations)
 
-    def charge(self) -> Charge:
-        """Return what a round costs a client."""
+    def charge(self, participation: int = 1) -> Charge:
+        """Return what a round costs a client.
+
+        Parameters
+        ----------
+        participation : int, default 1
+            The client's how manieth it is. With correlated noise participations do not cost the
+            same: each is charged as what it adds to the square of the joint sensitivity, so that
+            by Gaussian differential privacy the charges of the first j add up to what j
+            participations cost together, whichever rounds they are. The first one pays for the grid
+            of all rounds.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is none of `releases`.
+        """
+        check_integer("participation", participation, minimum=1, maximum=self.releases)
+        multiplier, gap = self.noise_multiplier, self.gap
+        if self.correlated is not None:
+            gap = self.gap * self.releases if participation == 1 else 0.0
+            multiplier /= self._added(participation)
         return Charge(
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=multiplier,
             neighbours=self.relation,
             sampling=self.sampling_rate,
-            gap=self.gap,
+            gap=gap,
         )
+
+    def _added(self, participation: int) -> float:
+        """Return what a participation adds to the joint sensitivity, squares being added up."""
+        if self.sampling_rate < 1:
+            return float(self._joint[0])
+        before = self._joint[participation - 2] if participation > 1 else 0.0
+        added = math.sqrt(max(0.0, float(self._joint[participation - 1]) ** 2 - before**2))
+        return max(added, _LEAST_ADDED)
+
+    @property
+    def effective_multiplier(self) -> float:
+        """Noise multiplier of independent noise with the same mean squared error of the models."""
+        if self.correlated is None:
+            return self.update_noise_multiplier
+        return (
+            self.noise_multiplier
+            * prefix_error(self.factor, rounds=self.rounds)
+            / math.sqrt((self.rounds + 1) / 2)
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that the plan was made of, as plain values.
+
+        The factor is among them: another version of what optimises it may come to another one.
+        """
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        factor = INDEPENDENT if self.correlated is None else digest_of(self.factor)
+        return {**values, "correlated": repr(self.correlated), "factor": factor}
 
     def terms(
         self,
@@ -227,7 +403,18 @@ class CentralDPNoisePlan:
         if grid_bits is None:
             spread = self.update_noise_multiplier * sensitivity(1.0, neighbours=self.relation)
             reach = 1 + SHARE_REACH * spread / math.sqrt(parties)
-            grid_bits = max(1, min(_GRID_BITS, math.floor(math.log2(CODE_LIMIT / reach)) - 1))
+            room = CODE_LIMIT / reach
+            if self.correlated is not None:
+                room = min(CODE_LIMIT, largest_sigma(self.factor) / spread)
+            grid_bits = max(1, min(_GRID_BITS, math.floor(math.log2(room)) - 1))
+        joint: dict[str, Any] = {}
+        if self.correlated is not None:
+            joint = {
+                "factor": digest_of(self.factor),
+                "rounds": self.rounds,
+                "separation": self.separation,
+                "participations": self.releases,
+            }
         return CentralDPTerms(
             noise=self.noise,
             sampling=self.sampling,
@@ -237,11 +424,12 @@ class CentralDPNoisePlan:
             count_share=float(self.count_share),
             epsilon=float(self.epsilon),
             delta=self.delta,
-            gap=self.gap,
+            gap=self.charge().gap,
             clipping_norm=float(clipping_norm),
             grid=CodeGrid.below(clipping_norm, bits=grid_bits).exponent,
             parties=parties,
             keep_back=list(keep_back),
+            **joint,
         )
 
     @property

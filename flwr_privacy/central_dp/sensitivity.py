@@ -7,15 +7,13 @@ a noise multiplier (standard deviation over L2 sensitivity), n the number of con
 from flwr_privacy.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT
 from flwr_privacy.errors import check_choice, check_number
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_NORM
+from flwr_privacy.privacy.cohorts import COHORTS, drawn_alone
 from flwr_privacy.privacy.updates import SMALLEST_NORM
 
-__all__ = ["DISTRIBUTED", "FIXED", "POISSON", "SERVER", "amplified", "relation", "sensitivity"]
+__all__ = ["DISTRIBUTED", "SERVER", "amplified", "relation", "sensitivity"]
 
 DISTRIBUTED, SERVER = "distributed", "server"
 """Who adds the noise: each client a share of it, or a trusted server."""
-
-FIXED, POISSON = "fixed", "poisson"
-"""How a cohort is drawn: a fixed number of clients, or each client by itself with probability q."""
 
 
 def amplified(noise: str, sampling: str) -> bool:
@@ -27,8 +25,8 @@ def amplified(noise: str, sampling: str) -> bool:
         If there is no such mode.
     """
     check_choice("noise", noise, (DISTRIBUTED, SERVER))
-    check_choice("sampling", sampling, (FIXED, POISSON))
-    return noise == SERVER and sampling == POISSON
+    check_choice("sampling", sampling, COHORTS)
+    return noise == SERVER and drawn_alone(sampling)
 
 
 def relation(neighbours: str | None, *, noise: str, sampling: str) -> str:

@@ -15,18 +15,21 @@ from dataclasses import dataclass, field
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.pipeline.participation_limits import ParticipationLimit
 from flwr_privacy.privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code, split
 from flwr_privacy.privacy.distributed_noise import MOST_PARTIES, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
-from flwr_privacy.privacy.grid import CodeGrid
-from flwr_privacy.privacy.grid_checks import check_codes, check_gap
+from flwr_privacy.privacy.grid import CodeGrid, check_codes, check_gap
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.wire.arrays import Arrays
 
 from .sensitivity import DISTRIBUTED, SERVER, amplified, relation, sensitivity
 
-__all__ = ["SHARE_REACH", "CentralDPTerms"]
+__all__ = ["INDEPENDENT", "SHARE_REACH", "CentralDPTerms"]
+
+INDEPENDENT = "independent"
+"""In place of a factor, where the noise of rounds is independent."""
 
 SHARE_REACH = 12
 """Standard deviations of a share of noise that codes have room for; beyond it a client fails."""
@@ -40,20 +43,21 @@ class CentralDPTerms:
     ----------
     noise : {"distributed", "server"}
         Who adds the noise.
-    sampling : {"fixed", "poisson"}
-        How the cohort is drawn.
+    sampling : {"fixed", "balanced", "poisson", "cyclic_poisson"}
+        How the cohort is drawn: see `flwr_privacy.privacy.cohorts`.
     neighbours : {"add_remove", "replace_one", "zero_out"}
         Which data sets the charge is for; those that `relation` allows.
     sampling_rate : float, default 1.0
         Rate of the sample that amplifies; below 1 for secret Poisson samples only.
     noise_multiplier : float
-        Noise multiplier of the update and the count as one release.
+        Noise multiplier of the update and the count as one release; with correlated noise that
+        of a single update before the factor.
     count_share : float, default 0.0
         Share of the count in it (`split`); above 0 a client adds its `count_code`.
     epsilon, delta : float
         Budget of a client in this experiment.
     gap : float
-        Epsilon set aside per charge for the grid.
+        Epsilon set aside for the grid, per charge; with correlated noise for all rounds.
     clipping_norm : float
         Bound of the update, from 1e-100 to 1e100.
     grid : int
@@ -62,6 +66,13 @@ class CentralDPTerms:
         Smallest number of honest shares in a sum that is opened; 1 if the server adds the noise.
     keep_back : list of str
         Arrays of which nothing is released, beyond those that a client keeps back anyway.
+    factor : str, default "independent"
+        Digest of the factor of correlated noise, or that the noise of rounds is independent.
+    rounds : int, default 1
+        Rounds whose noise is correlated.
+    separation, participations : int, default 1
+        With correlated noise: least number of rounds from one participation of a client to its
+        next, and how many it has at most. A client keeps to the first that it is told.
 
     Raises
     ------
@@ -87,6 +98,10 @@ class CentralDPTerms:
     grid: int
     parties: int = 1
     keep_back: list[str] = field(default_factory=list)
+    factor: str = INDEPENDENT
+    rounds: int = 1
+    separation: int = 1
+    participations: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < check_number("sampling_rate", self.sampling_rate) <= 1:
@@ -105,6 +120,11 @@ class CentralDPTerms:
         check_integer("parties", self.parties, minimum=1, maximum=MOST_PARTIES)
         if self.noise == SERVER and self.parties != 1:
             raise InvalidParameterError("parties", self.parties, "1: the server adds the noise")
+        for name in ("rounds", "separation", "participations"):
+            check_integer(name, getattr(self, name), minimum=1)
+        if self.factor != INDEPENDENT and (self.noise != SERVER or self.count_share):
+            allowed = f"'{INDEPENDENT}', unless the server adds all noise, and no count is summed"
+            raise InvalidParameterError("factor", self.factor, allowed)
 
     def charge(self) -> Charge:
         """Return what the round costs a client.
@@ -118,6 +138,12 @@ class CentralDPTerms:
             sampling=self.sampling_rate,
             gap=self.gap,
         )
+
+    def limit(self) -> ParticipationLimit | None:
+        """Return how often a client may take part, where noise is correlated."""
+        if self.factor == INDEPENDENT:
+            return None
+        return ParticipationLimit(self.factor, self.separation, self.participations)
 
     def share_sigmas(self) -> tuple[float, float | None]:
         """Return the standard deviations of one party's noise: of a client's share or the server's.
@@ -152,7 +178,7 @@ class CentralDPTerms:
         return self.share_sigmas()[0] * math.sqrt(len(clients)) / self.clipping_norm
 
     def grid_gap(self, dimension: int) -> float:
-        """Return the epsilon that a round loses to the grids.
+        """Return the epsilon that a charge loses to the grids.
 
         A round where it is more than `gap` must be refused. Two noises are drawn, so their gaps add
         up (and the tail of 1e-30 doubles, which is left out of charges anyway).
@@ -173,7 +199,7 @@ class CentralDPTerms:
         gap = summed_gap(entries, update / CodeGrid(self.grid).step, self.parties)
         if count is not None:
             gap += summed_gap(1, count / COUNT_GRID.step, self.parties)
-        return gap
+        return gap * self.rounds
 
     def code_limit(self) -> int:
         """Return the largest code that a client sends.

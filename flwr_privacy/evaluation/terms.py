@@ -20,8 +20,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
-from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, saturated
-from flwr_privacy.privacy.grid_checks import check_codes, check_gap
+from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, check_codes, check_gap, saturated
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays

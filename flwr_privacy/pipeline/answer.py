@@ -59,6 +59,7 @@ from .operator_checks import (
     check_unaccounted,
     check_unprotected,
 )
+from .participation_limits import take_part
 from .planned_release import PlannedRelease
 from .request import DELIVERY, Request, question_of
 from .update_log import log_clipped
@@ -244,6 +245,8 @@ def _unaccounted(
         given = given_before(store, request, plan)
         if given is not None:
             return given
+    if plan.limit is not None:
+        take_part(store, request, plan.limit)
     mechanism = release.mechanism
     try:
         outcome = release.work(_sampler(store, request), Facts())

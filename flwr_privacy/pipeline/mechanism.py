@@ -19,6 +19,7 @@ from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import Fields
 
 if TYPE_CHECKING:
+    from .participation_limits import ParticipationLimit
     from .step_store import StepStore
 
 __all__ = [
@@ -95,6 +96,9 @@ class ReleasePlan:
         Whether the answer has no noise yet: a party that the node trusts adds it, once for all
         answers of the release's name, which share one charge and are not kept. Such an answer
         leaves the node sealed for that party, or where the operator allows answers without noise.
+    limit : ParticipationLimit, optional
+        How often a client may take part, and how far apart, where the noise of rounds that a
+        trusted server adds is correlated; by default that does not matter.
     """
 
     unit: str
@@ -108,6 +112,7 @@ class ReleasePlan:
     needs_pins: bool = True
     largest_code: int = 0
     noise_follows: bool = False
+    limit: "ParticipationLimit | None" = None
 
     @property
     def once(self) -> bool:

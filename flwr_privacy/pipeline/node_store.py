@@ -6,6 +6,7 @@ All of it is the operator's: nothing in a message or in a run's configuration ca
 import glob
 import logging
 import stat
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,10 +114,23 @@ class NodeStore(NodeRules):
         LedgerError
             If it cannot be written.
         """
+        self.change_note(experiment_id, name, lambda _: value)
+
+    def change_note(
+        self, experiment_id: str, name: str, change: Callable[[str | None], str]
+    ) -> None:
+        """Replace a note by what a function makes of it, durably; what it raises leaves the note.
+
+        Raises
+        ------
+        LedgerError
+            If it cannot be read or written.
+        """
         path = self.note_path(experiment_id, name)
         with node_file(path, "a note of the node"):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with self.ledger.held():  # another process may write the same note
+                value = change(self.noted(experiment_id, name))
                 write_checksummed(path, _NOTE, value.encode(), durable=self.durable)
 
     def noted(self, experiment_id: str, name: str) -> str | None:

@@ -17,7 +17,16 @@ from flwr_privacy.wire.arrays import Arrays
 from .averaging import EvenWeights, ReplyRefusedError, WeightedMean
 from .failures import FAILED_NAME
 
-__all__ = ["CODE_LIMIT", "MOST_WEIGHT", "CodeGrid", "EvenMean", "GridMean", "saturated"]
+__all__ = [
+    "CODE_LIMIT",
+    "MOST_WEIGHT",
+    "CodeGrid",
+    "EvenMean",
+    "GridMean",
+    "check_codes",
+    "check_gap",
+    "saturated",
+]
 
 CODE_LIMIT = 2**31 - 1
 """Codes lie between minus this and this."""
@@ -209,3 +218,31 @@ class GridMean(WeightedMean):
 
 class EvenMean(EvenWeights, GridMean):
     """A `GridMean` in which every reply weighs 1, because its noise is scaled for that."""
+
+
+def check_gap(grid: int, gap: float, *, charged: float) -> None:
+    """Refuse a grid on which the noise of a release costs more than is charged for it.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it does.
+    """
+    if gap > charged:
+        allowed = (
+            f"a finer grid (more grid_bits): epsilon {gap:.3g} of a release would be lost to it"
+        )
+        raise InvalidParameterError("grid", grid, allowed)
+
+
+def check_codes(grid: int, largest: float) -> None:
+    """Refuse a grid on which codes leave 32 bits.
+
+    Raises
+    ------
+    InvalidParameterError
+        If they do.
+    """
+    if largest > CODE_LIMIT:
+        allowed = f"a coarser grid (less grid_bits): codes up to {largest:.3g} leave 32 bits"
+        raise InvalidParameterError("grid", grid, allowed)

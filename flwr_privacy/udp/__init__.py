@@ -14,7 +14,9 @@ from flwr_privacy.lazy import lazy
 from .sensitivity import RECORD_UNIT, USER_UNIT, sensitivity
 
 if TYPE_CHECKING:
-    from .budgets import budget, participations
+    from flwr_privacy.privacy.cohorts import participations
+
+    from .budgets import budget
     from .loss import LossTerms, MeanLoss
     from .options import (
         ClientLosses,

@@ -6,16 +6,10 @@ The sound noise for a number of releases is `flwr_privacy.accounting.noise_multi
 
 import math
 
-import numpy as np
-
 from flwr_privacy.accounting.gaussian import check_delta, mu_of
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
-__all__ = [
-    "budget",
-    "check_budget",
-    "participations",
-]
+__all__ = ["budget", "check_budget"]
 
 
 def budget(mode: str, *, epsilon: float, delta: float) -> float:
@@ -43,22 +37,6 @@ def budget(mode: str, *, epsilon: float, delta: float) -> float:
     if mode == "zcdp":
         return 2 * (epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2
     return mu_of(epsilon, delta) ** 2
-
-
-def participations(rounds: int, q: float, *, quantile: float = 0.99) -> int:
-    """Return the most rounds that a client takes part in, except with probability ``1 - quantile``.
-
-    Examples
-    --------
-    >>> participations(200, 1.0), participations(200, 0.6)
-    (200, 136)
-    """
-    check_budget(rounds=rounds, q=q)
-    # Imported late: only servers ask, and a deployed client has a process for each message.
-    from scipy.special import bdtr
-
-    shares = bdtr(np.arange(rounds + 1), rounds, q)  # of the clients, by number of participations
-    return max(1, int(np.searchsorted(shares, quantile)))
 
 
 def check_budget(

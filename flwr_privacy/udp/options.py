@@ -94,6 +94,7 @@ class PrivacyLevel(_Training):
         *,
         rounds: int,
         q: float,
+        cohorts: str = "fixed",
         validation_share: float = 0.0,
         validations: int | None = None,
     ) -> UDPNoisePlan:
@@ -104,6 +105,7 @@ class PrivacyLevel(_Training):
             delta=delta,
             rounds=rounds,
             q=q,
+            cohorts=cohorts,
             sampling_rate=self.sampling_rate,
             validation_share=validation_share,
             validations=validations,

@@ -11,9 +11,9 @@ from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.evaluation.options import PrivateEvaluation
 from flwr_privacy.evaluation.plan import planned_terms
 from flwr_privacy.evaluation.terms import EvaluationTerms
+from flwr_privacy.privacy.cohorts import most_participations, participations
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 
-from .budgets import participations
 from .loss import LossTerms
 from .options import ClientLosses, NoiseSchedule, PrivacyLevel
 from .pace import Discounted, Pace, Uniform
@@ -53,6 +53,8 @@ class UDPPlan:
         Fraction of the clients that is asked in a round.
     evaluation_q : float, default 0.0
         Fraction of the clients that is asked in an evaluation; with 0 those who trained are.
+    cohorts : {"fixed", "balanced", "poisson"}, default "fixed"
+        How the cohort of a training is drawn: see `flwr_privacy.privacy.cohorts`.
 
     Attributes
     ----------
@@ -77,10 +79,11 @@ class UDPPlan:
         rounds: int,
         q: float,
         evaluation_q: float = 0.0,
+        cohorts: str = "fixed",
     ) -> None:
         self.privacy, self.changes, self.keep_back = privacy, schedule, list(keep_back)
         self.evaluation = evaluation
-        self.q, self.evaluation_q = q, evaluation_q
+        self.q, self.evaluation_q, self.cohorts = q, evaluation_q, cohorts
         self.pace: Pace = Uniform(rounds) if schedule is None else schedule.pace(rounds)
         self.T_history = [self.pace.planned]
         self._schedules: dict[tuple[float, float], UDPNoisePlan] = {}
@@ -108,7 +111,9 @@ class UDPPlan:
         if self.evaluation_q:
             return participations(count, self.evaluation_q)
         # Nobody evaluates more often than it trains.
-        trainings = participations(rounds, self.q) if self.privacy.noise == FIXED else rounds
+        trainings = rounds
+        if self.privacy.noise == FIXED:
+            trainings = most_participations(self.cohorts, rounds=rounds, q=self.q)
         return min(count, trainings)
 
     @property
@@ -291,6 +296,7 @@ class UDPPlan:
                 delta,
                 rounds=self.pace.rounds,
                 q=self.q,
+                cohorts=self.cohorts,
                 validation_share=self.validation_share,
                 validations=self.evaluations,
             )

@@ -6,8 +6,9 @@ from functools import cached_property, partial
 
 from flwr_privacy.accounting import ADD_REMOVE, REPLACE_ONE, Charge, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
+from flwr_privacy.privacy.cohorts import most_participations
 
-from .budgets import budget, check_budget, participations
+from .budgets import budget, check_budget
 from .paper_noise import sigma_paper
 
 __all__ = [
@@ -60,8 +61,8 @@ class UDPNoisePlan:
 
         ==============  ====================================================================
         ``gdp_fixed``   one noise for all rounds, the least with which a client may take part
-                        as often as 99 % of the clients do at most; who is drawn more often
-                        declines
+                        as often as 99 % of the clients do at most, or as often as balanced
+                        cohorts ask it; who is drawn more often declines
         ``gdp``         a client's noise follows from what it has left, spread over its expected
                         rounds to come: late rounds may be noisier; see `multiplier`
         ``gdp_worst``   the same, spread over all rounds to come: nobody ever declines
@@ -77,6 +78,8 @@ class UDPNoisePlan:
         Rounds planned, T.
     q : float
         Fraction of the clients that is asked in a round.
+    cohorts : {"fixed", "balanced", "poisson"}, default "fixed"
+        How they are drawn: see `flwr_privacy.privacy.cohorts`.
     sampling_rate : float, default 1.0
         Rate of the Poisson sample of a client's records in a round; 1: all records. Below 1 with
         ``gdp_fixed`` only.
@@ -104,6 +107,7 @@ class UDPNoisePlan:
     delta: float
     rounds: int
     q: float
+    cohorts: str = "fixed"
     sampling_rate: float = 1.0
     validation_share: float = 0.0
     validations: int | None = None
@@ -132,7 +136,9 @@ class UDPNoisePlan:
     def releases(self) -> int:
         """Number of trainings that a client's budget is planned for."""
         known = (FIXED, PLD_SECRET)
-        return participations(self.rounds, self.q) if self.noise in known else self.rounds
+        if self.noise not in known:
+            return self.rounds
+        return most_participations(self.cohorts, rounds=self.rounds, q=self.q)
 
     @cached_property
     def noise_multiplier(self) -> float:

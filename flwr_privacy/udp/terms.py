@@ -13,8 +13,15 @@ from flwr_privacy.keywords import check_usual
 from flwr_privacy.pipeline.mechanism import Answer, Facts, Mechanism, ReleasePlan
 from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
-from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid, EvenMean, GridMean, saturated
-from flwr_privacy.privacy.grid_checks import check_codes, check_gap
+from flwr_privacy.privacy.grid import (
+    CODE_LIMIT,
+    CodeGrid,
+    EvenMean,
+    GridMean,
+    check_codes,
+    check_gap,
+    saturated,
+)
 from flwr_privacy.privacy.noise import discrete_gaussian, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import SMALLEST_NORM, Update, check_start, released_names

@@ -113,8 +113,8 @@ def run_plan(
         If the evaluation does not go with what is protected.
     """
     check_evaluated(privacy, None, evaluation)
-    asked = {} if evaluation is None else {"evaluation_q": evaluation_q}
-    return UDPPlan(privacy, None, (), evaluation, rounds=rounds, q=q, **asked)
+    asked = 0.0 if evaluation is None else evaluation_q
+    return UDPPlan(privacy, None, (), evaluation, rounds=rounds, q=q, evaluation_q=asked)
 
 
 def _shape(model: NDArray[Any]) -> dict[str, int]:

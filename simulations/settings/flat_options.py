@@ -16,6 +16,7 @@ from flwr_privacy.acfl.options import (
     SetupVariances,
     Weighting,
 )
+from flwr_privacy.central_dp.correlated.options import BLT, BandedMF, TreeNoise
 from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
 from flwr_privacy.errors import InvalidParameterError, KeywordError, check_choice, check_integer
 from flwr_privacy.evaluation import PrivateEvaluation
@@ -115,6 +116,7 @@ _CHOICES = (
         "(the paper's noise) or unit=none",
     ),
     Choice("privacy", "noise", {"distributed": DistributedNoise, "server": ServerNoise}),
+    Choice("correlated", "correlated", {kind.name: kind for kind in (BandedMF, BLT, TreeNoise)}),
     Choice("data", "", {"": ColumnFeatures}),
     Choice("coding", "", {"": LagrangeCoding}),
     Choice("quantisation", "", {"": Quantisation}),

@@ -7,7 +7,7 @@ from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.privacy.card import CardRelease
 from flwr_privacy.wire.message import TRAIN
 
-__all__ = ["releases_of", "spent_clients", "why_too_few"]
+__all__ = ["participations_of", "spent_clients", "why_too_few"]
 
 
 def spent_clients(plan: CentralDPNoisePlan, releases: Iterable[CardRelease]) -> set[str]:
@@ -20,9 +20,14 @@ def spent_clients(plan: CentralDPNoisePlan, releases: Iterable[CardRelease]) -> 
     releases : iterable of CardRelease
         Every charge so far.
     """
-    trainings = (release for release in releases if release.phase == TRAIN)
-    counts = Counter(client for release in trainings for client in release.clients)
+    counts = participations_of(releases)
     return {client for client, count in counts.items() if not plan.affordable(count)}
+
+
+def participations_of(releases: Iterable[CardRelease]) -> Counter[str]:
+    """Return how many trainings each client was charged for; 0 for any other."""
+    trainings = (release for release in releases if release.phase == TRAIN)
+    return Counter(client for release in trainings for client in release.clients)
 
 
 def why_too_few(
@@ -51,10 +56,5 @@ def why_too_few(
     left = len(asked.union(clients).difference(spent))
     if not spent or left >= needed:
         return ""
-    text = releases_of(plan)
+    text = f"the {plan.releases} releases that the budget is for"
     return f"{len(spent)} clients have made {text}, and {left} are left of {needed} needed"
-
-
-def releases_of(plan: CentralDPNoisePlan) -> str:
-    """Return the releases of a budget as text."""
-    return f"the {plan.releases} releases that the budget is for"

@@ -17,9 +17,10 @@ from flwr.serverapp import Grid
 
 from flwr_privacy.central_dp.guarantee import guarantee_of
 from flwr_privacy.central_dp.mean import CentralMean
+from flwr_privacy.central_dp.model_noise import ModelNoise
 from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
 from flwr_privacy.central_dp.plan import CentralDPNoisePlan
-from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, POISSON, SERVER, amplified
+from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, SERVER, amplified, sensitivity
 from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError, check_integer
 from flwr_privacy.evaluation import EvaluationTerms, PrivateEvaluation
@@ -28,6 +29,7 @@ from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import next_clipping_norm
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.cohorts import drawn_alone
 from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.guarantee import Guarantee
@@ -50,7 +52,7 @@ from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 from .option_checks import check_sum
-from .spent_budgets import releases_of, spent_clients, why_too_few
+from .spent_budgets import participations_of, spent_clients, why_too_few
 
 __all__ = ["CentralDP"]
 
@@ -162,7 +164,9 @@ class CentralDP(SchemeStrategy):
         }
         if self.privacy.noise == DISTRIBUTED and self.secure_sum is None:
             self.secure_sum = SecureSum()
+        self._alone = drawn_alone(self.privacy.sampling)
         check_sum(self.secure_sum, noise=self.privacy.noise, sampling=self.privacy.sampling)
+        self.privacy.plan(self.clipping, rounds=1, q=1.0)  # or refuses the two together
         asked = self.fraction_evaluate if self.evaluation is not None else 0.0
         super().__post_init__()
         self._keep_back_given = self.keep_back
@@ -177,12 +181,14 @@ class CentralDP(SchemeStrategy):
         self._insecure = self.privacy.insecure_seed is not None
         self._participants = Participants(
             self.federation,
-            alone=self.privacy.sampling == POISSON,
+            cohorts=self.privacy.sampling,
             secret=self._amplified,  # under a secure sum the clients of a cohort know each other
             seed=f"insecure {self.privacy.insecure_seed}".encode() if self._insecure else None,
         )
         if self.privacy.noise == SERVER:  # the trusted server accounts for it, and no ledger
             self.heads.leave_out()
+        self._correlated: ModelNoise | None = None
+        self._correlated_state: dict[str, Any] | None = None  # until the model is known
         self._of_round: dict[str, float] = {}
         self._releases = False  # whether noise is released whoever answers
         self._trained = False
@@ -199,22 +205,25 @@ class CentralDP(SchemeStrategy):
         names = terms.names(self._template)
         terms.check_grid(sum(np.size(self._template[name]) for name in names))
         self._of_round = {}
-        charge, sigma = terms.charge(), terms.sigma()
+        plan, made = self._planned(), participations_of(self.releases)
+        spread = plan.effective_multiplier * sensitivity(1.0, neighbours=plan.relation)
         weights = sum(np.size(self._template[name]) for name in names)
+        if plan.correlated is not None:
+            self._begin_correlated(plan, terms)
 
         def forecast(clients: int) -> Forecast:
             return Forecast(
-                ratio=sigma / (clients * terms.clipping_norm),
+                ratio=spread / clients,
                 weights=weights,
                 clients=clients,
-                rounds=self._planned().rounds,
+                rounds=plan.rounds,
                 own_noise=False,
             )
 
         instruction = Instruction(
             fields=records.write(terms),
             accumulator=partial(CentralMean, self._template, terms),
-            cost=lambda client: charge,
+            cost=lambda client: plan.charge(made[client] + 1),
             charged=self._charged,
             hidden=self._amplified,
             released=partial(self._noised, server_round, terms),
@@ -266,7 +275,7 @@ class CentralDP(SchemeStrategy):
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included; every client weighs 1."""
         cohort = len(clients)
-        if self.privacy.sampling == POISSON:
+        if self._alone:
             # What does not fit the usual cohort ends the run; the others are skipped.
             self._bounds(max(2, round(self._planned().q * self._population)))
             try:
@@ -297,7 +306,9 @@ class CentralDP(SchemeStrategy):
         # What is divided by a secret number would tell it.
         number = self._planned().q * self._population if self._amplified else len(mean.clients)
         if terms.noise == SERVER:
-            mean.add_noise(self._random(server_round))
+            if self._correlated is not None:
+                self._correlated.server_round = server_round
+            mean.add_noise(self._random(server_round), self._correlated)
         below = mean.settle(float(number))
         shares = len(mean.clients) if terms.noise == DISTRIBUTED else 1
         self._of_round = {"sigma": terms.share_sigmas()[0] * math.sqrt(shares)}
@@ -310,6 +321,15 @@ class CentralDP(SchemeStrategy):
                 learning_rate=self.clipping.clipping_learning_rate,
             )
         return mean
+
+    def _begin_correlated(self, plan: CentralDPNoisePlan, terms: CentralDPTerms) -> None:
+        """Begin or resume the noise that goes over all rounds, once the model is known."""
+        if self._correlated is None:
+            model = {name: self._template[name] for name in terms.names(self._template)}
+            self._correlated = ModelNoise(plan.factor, model)
+            if self._correlated_state is not None:
+                self._correlated.load(self._correlated_state)
+        self._correlated.check(terms)
 
     def _random(self, server_round: int, purpose: str = "noise") -> SecureRandom:
         if self.privacy.insecure_seed is None:
@@ -329,6 +349,7 @@ class CentralDP(SchemeStrategy):
             without=self._spent(),
             public_seed=self.experiment.seed,
             q=lambda: self._planned().q,
+            separation=lambda: self._planned().separation,
         )
 
     # -- The budget ----------------------------------------------------------------------------
@@ -339,12 +360,12 @@ class CentralDP(SchemeStrategy):
             self._releases = self._goes_on()  # before this round is charged
             if not self._releases:
                 return set()
-        return self._participants.charged(request_log)
+        return self._participants.charged(request_log, groups=self._planned().separation)
 
     def _goes_on(self) -> bool:
-        """Tell whether all clients can be charged once more, where all are charged every round."""
-        trainings = [release for release in self.releases if release.phase == TRAIN]
-        return self.plan is None or self.plan.affordable(len(trainings))
+        """Tell whether there is a round left, where all that may be drawn are charged for each."""
+        done = {release.server_round for release in self.releases if release.phase == TRAIN}
+        return self.plan is None or len(done) < self.plan.rounds
 
     def _spent(self) -> set[str]:
         """Return the clients that were charged as often as their budget allows."""
@@ -358,7 +379,8 @@ class CentralDP(SchemeStrategy):
         if self.plan is None:
             return ""
         if self._amplified:
-            return "" if self._goes_on() else f"{releases_of(self.plan)} are made"
+            rounds = f"the {self.plan.rounds} rounds that the budget is for"
+            return "" if self._goes_on() else f"{rounds} are over"
         needed = 1 if self.secure_sum is None else self.secure_sum.threshold or 2
         clients = self.federation.clients()
         return why_too_few(self.plan, self.releases, clients, self._spent(), needed=needed)
@@ -388,13 +410,14 @@ class CentralDP(SchemeStrategy):
     def state_dict(self) -> dict[str, Any]:
         """Return the plan, the clipping norm, and the secret seed of the samples."""
         return {
-            "plan": None if self.plan is None else asdict(self.plan),
+            "plan": None if self.plan is None else self.plan.state(),
             "clipping": dict(self._clipping),
             "clipping_norm": self.clipping_norm,
             "population": self._population,
-            "secret": self._participants.state(),
+            "participants": self._participants.state(),
             "insecure": self._insecure,
             "trained": self._trained,
+            "correlated": self._correlated.state() if self._correlated else self._correlated_state,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -406,8 +429,10 @@ class CentralDP(SchemeStrategy):
             If they were made for another budget, another number of rounds or other clipping.
         """
         rounds = rounds_of(self.rounds, self.planned_rounds)
-        mine = {**asdict(self.plan_of(rounds=rounds, q=1.0)), **self._clipping}
-        theirs = {**(state["plan"] or {}), **state["clipping"]}
+        made = state["plan"] or {}
+        plan = self.plan_of(rounds=rounds, q=made.get("q", 1.0))
+        mine = {**plan.state(), **self._clipping}
+        theirs = {**made, **state["clipping"]}
         for key, value in mine.items():
             # Those two are not known before there are clients.
             if key not in ("q", "evaluations") and theirs.get(key, value) != value:
@@ -418,10 +443,11 @@ class CentralDP(SchemeStrategy):
         self._insecure |= state["insecure"]
         self._trained = state["trained"]
         self.clipping_norm = state["clipping_norm"]
-        self._participants.load(state["secret"], self.releases)
+        self._participants.load(state["participants"], self.releases)
         if state["plan"] is not None:
-            self.plan = CentralDPNoisePlan(**state["plan"])
+            self.plan = replace(plan, evaluations=made["evaluations"])
             self._population = state["population"]
+        self._correlated_state = state["correlated"]
 
     # -- Parts -------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Averages in which clients weigh as often as they were drawn, with or without replacement."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,7 +28,14 @@ def names_of(assigned: Assigned) -> list[str]:
     return [client or f"node-{node}" for node, clients in assigned.items() for client in clients]
 
 
-def each_by_itself(assigned: Assigned, *, q: float, secret: bytes, server_round: int) -> Assigned:
+def each_by_itself(
+    assigned: Assigned,
+    *,
+    q: float,
+    secret: bytes,
+    server_round: int,
+    among: Callable[[str], bool] = lambda name: True,
+) -> Assigned:
     """Draw each client independently; a round's draw is always the same.
 
     Parameters
@@ -41,9 +48,13 @@ def each_by_itself(assigned: Assigned, *, q: float, secret: bytes, server_round:
         What the draw follows from; as secret as the draw is to be.
     server_round : int
         The round.
+    among : callable, optional
+        Tells of a name whether it can be drawn in this round; by default each can.
     """
 
     def is_drawn(name: str) -> bool:
+        if not among(name):
+            return False
         place = derive(secret, "poisson sample", server_round, name)[:8]
         return int.from_bytes(place, "big") < q * 2.0**64
 

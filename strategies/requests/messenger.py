@@ -135,11 +135,14 @@ class Messenger:
         fraction: float,
         minimum: int,
         without: Collection[str] = (),
+        turns: Mapping[str, tuple[int, int]] | None = None,
     ) -> Assigned:
         """Draw the clients of a round, the same for the same seed; none for a fraction of 0.
 
         Nodes that still owe an answer to an earlier question are left out, so that no two messages
-        are outstanding for one client; so are the clients in `without`.
+        are outstanding for one client; so are the clients in `without`. With `turns`, the rounds in
+        which clients were last asked, those that have waited longest come first, in an order that
+        is the same in every round.
 
         Raises
         ------
@@ -154,11 +157,12 @@ class Messenger:
             self._release()
         return self.sampler.sample(
             self._experiment.seed,
-            (phase, server_round),
+            (phase, server_round) if turns is None else (phase,),
             fraction=fraction,
             minimum=minimum,
             busy=self._busy(grid),
             without=without,
+            turns=turns,
         )
 
     def draw(

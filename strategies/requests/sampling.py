@@ -48,6 +48,7 @@ class Sampler:
         minimum: int,
         busy: Collection[int] = (),
         without: Collection[str] = (),
+        turns: Mapping[str, tuple[int, int]] | None = None,
     ) -> dict[int, list[str]]:
         """Draw clients without replacement.
 
@@ -69,6 +70,9 @@ class Sampler:
             Nodes that still owe an answer and are not asked.
         without : collection of str
             Clients that are not asked either; a node without a name goes by ``node-`` and its id.
+        turns : dict, optional
+            The round in which each client was last asked, and its place in that round: those that
+            have waited longest come first, and before them those that were never asked.
 
         Returns
         -------
@@ -90,12 +94,15 @@ class Sampler:
             logger.warning("%d clients to draw, %d are left", size, len(population))
         chosen: list[str | int] = []
         there = self._there(busy)
-        for index in self._order(population, derive_seed(seed, "sample", *purpose)):
+        names = [f"node-{who}" if isinstance(who, int) else who for who in population]
+        order = self._order(population, derive_seed(seed, "sample", *purpose))
+        if turns is not None:
+            order.sort(key=lambda index: turns.get(names[index], (0, 0)))
+        for index in order:
             if len(chosen) == size:
                 break
             who = population[index]
-            name = f"node-{who}" if isinstance(who, int) else who
-            if name not in without and there(who):
+            if names[index] not in without and there(who):
                 chosen.append(who)
         return self._assigned(chosen, busy)
 

@@ -9,7 +9,7 @@ from flwr_privacy.wire.files import DamagedFileError, read_checksummed, write_ch
 
 __all__ = ["load", "save"]
 
-_MAGIC = b"flwr-privacy checkpoint 10\n"
+_MAGIC = b"flwr-privacy checkpoint 11\n"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

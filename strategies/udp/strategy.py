@@ -15,6 +15,7 @@ from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_choi
 from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.cohorts import BALANCED, FIXED, POISSON
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.privacy.updates import kept_back
@@ -69,9 +70,10 @@ class UDP(SchemeStrategy):
         How the noise changes from round to round, where it does: `Discounting` of the rounds where
         the validation loss does not fall (algorithm 2), or Lei's decaying noise. `Discounting` and
         `PlateauNoise` follow a validation loss: of a function on the server, or `ClientLosses`.
-    client_sampling : {"fixed", "poisson"}, default "fixed"
-        Whether a round asks a fixed number of clients, or each by itself with that number in
-        expectation.
+    client_sampling : {"fixed", "balanced", "poisson"}, default "fixed"
+        Whether a round asks a fixed number of clients (a random set, or with ``balanced`` those
+        that have waited longest, which takes less noise), or each by itself with that number in
+        expectation: see `flwr_privacy.privacy.cohorts`.
     participants : {"visible", "secret"}, default "visible"
         Whether it may become known who takes part in a round; ``noise="pld_secret"`` needs them
         secret, with ``client_sampling="poisson"``, from everybody but the server.
@@ -143,7 +145,7 @@ class UDP(SchemeStrategy):
 
     privacy: UserLevel | RecordLevel
     schedule: Discounting | LinearNoise | PlateauNoise | None = None
-    client_sampling: Literal["fixed", "poisson"] = "fixed"
+    client_sampling: Literal["fixed", "balanced", "poisson"] = "fixed"
     participants: Literal["visible", "secret"] = "visible"
     rounds: int | None = None
     keep_back: Sequence[str] | None = None
@@ -162,12 +164,12 @@ class UDP(SchemeStrategy):
         check_evaluation(self, self.evaluation)
         if self.rounds is not None:
             check_integer("rounds", self.rounds, minimum=1)
+        check_choice("client_sampling", self.client_sampling, (FIXED, BALANCED, POISSON))
         plan = self._plan_of(rounds=1, q=1.0)
         plan.check()
         self._clients_validate = plan.losses is not None
-        check_choice("client_sampling", self.client_sampling, ("fixed", "poisson"))
         check_choice("participants", self.participants, ("visible", "secret"))
-        self._alone = self.client_sampling == "poisson"
+        self._alone = self.client_sampling == POISSON
         self._secret = self.participants == "secret"
         asked = self.fraction_evaluate if self.evaluation is not None else 0.0
         super().__post_init__()
@@ -188,7 +190,9 @@ class UDP(SchemeStrategy):
         super()._build()
         self.plan: UDPPlan | None = None
         self.terms: UDPTerms | None = None
-        self._participants = Participants(self.federation, alone=self._alone, secret=self._secret)
+        self._participants = Participants(
+            self.federation, cohorts=self.client_sampling, secret=self._secret
+        )
         if self._secret:  # everybody is charged; the ledgers have what their clients were asked
             self.heads.leave_out()
         self._cohort = 0  # of the last sum that was asked for with noise in shares
@@ -367,7 +371,7 @@ class UDP(SchemeStrategy):
             "loss": self._loss,
             "trained": self._trained,
             "insecure": self._insecure,
-            "secret": self._participants.state(),
+            "participants": self._participants.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -379,7 +383,7 @@ class UDP(SchemeStrategy):
             If it was made for another budget, another number of rounds, or another validation.
         """
         self._insecure, self._trained = state["insecure"], state["trained"]
-        self._participants.load(state["secret"], self.releases)
+        self._participants.load(state["participants"], self.releases)
         if state["plan"] is None:
             return
         self.plan = self._plan_of(rounds=rounds_of(self.rounds, self.planned_rounds), q=1.0)
@@ -465,6 +469,7 @@ class UDP(SchemeStrategy):
             rounds=rounds,
             q=q,
             evaluation_q=evaluation_q,
+            cohorts=self.client_sampling,
         )
 
     def _settle(self, loss: float | None) -> None:

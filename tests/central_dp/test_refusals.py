@@ -125,10 +125,11 @@ def test_the_secret_of_the_samples_is_in_the_checkpoint_and_nowhere_else(
     with caplog.at_level("DEBUG"):
         strategy = make(CentralDP, **POISSON, seed=1, run_dir=tmp_path)
         run(strategy)
-    secret = strategy.state_dict()["secret"]
+    secret = strategy.state_dict()["participants"]["seed"]
     assert len(secret) == 32
-    assert strategy.state_dict()["secret"] != make(CentralDP, **POISSON).state_dict()["secret"]
-    assert CentralDP().state_dict()["secret"] == b""
+    another = make(CentralDP, **POISSON).state_dict()["participants"]["seed"]
+    assert secret != another
+    assert CentralDP().state_dict()["participants"]["seed"] == b""
     assert secret.hex() not in caplog.text
     for path in tmp_path.iterdir():
         if path.name != "checkpoint.bin":

@@ -94,7 +94,7 @@ def test_noise_is_released_also_if_nobody_is_drawn(monkeypatch: pytest.MonkeyPat
     check_normal(noise * 2, strategy.plan.update_noise_multiplier)
     assert strategy.releases[0].clients == ("0", "1", "2", "3", "4")
     assert "fraction_below" in line["scheme"]
-    assert strategy.stop() == "the 1 releases that the budget is for are made"
+    assert strategy.stop() == "the 1 rounds that the budget is for are over"
 
 
 def test_nothing_is_released_beyond_the_planned_releases_whoever_runs_the_rounds() -> None:

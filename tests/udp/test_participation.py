@@ -152,7 +152,7 @@ def test_where_participants_are_secret_the_card_charges_everybody_a_sample(
         assert all(charge.sampling == 1 for charge in charges)
         assert spent(charges, delta=1e-5) <= stated * 1.001
     for word in (text, caplog.text, repr(strategy), repr(result)):
-        assert strategy.state_dict()["secret"].hex() not in word
+        assert strategy.state_dict()["participants"]["seed"].hex() not in word
     card.verify()
     assert 0.99 < promise.spent <= 1 + 1e-6
 

@@ -315,7 +315,8 @@ def names() -> list[str]:
     True
     """
     return sorted(
-        f"{path.parent.parent.name}/{path.stem}" for path in RESEARCH.glob("*/figures/*.toml")
+        f"{path.parent.parent.name.replace('_', '-')}/{path.stem}"
+        for path in RESEARCH.glob("*/figures/*.toml")
     )
 
 
@@ -333,7 +334,8 @@ def experiment(name: str) -> ExperimentDescription:
     'FedAvg'
     """
     scheme, figure = check_choice("experiment", name, names()).split("/")
-    return read(RESEARCH / scheme / "figures" / f"{figure}.toml", name)
+    room = scheme.replace("-", "_")  # central-dp, as the command line has it
+    return read(RESEARCH / room / "figures" / f"{figure}.toml", name)
 
 
 def read(path: Path, name: str) -> ExperimentDescription:

@@ -207,7 +207,7 @@ def test_checkpoint_that_is_damaged(tmp_path: Any) -> None:
     with pytest.raises(CheckpointError, match="is damaged: its checksum does not fit"):
         run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
     path.write_bytes(content[:10])
-    with pytest.raises(CheckpointError, match="does not begin with 'flwr-privacy checkpoint 10'"):
+    with pytest.raises(CheckpointError, match="does not begin with 'flwr-privacy checkpoint 11'"):
         run_strategy(FedAvg(loop=LoopOptions(run_dir=tmp_path, resume=True)))
     path.unlink()
     with pytest.raises(CheckpointError, match="there is no checkpoint"):

@@ -35,6 +35,9 @@ PINNED: dict[str, tuple[str, ...]] = {
         *("sensitivity_bound", "shared_noise", "max_records", "client_sampling", "participants"),
         *("beta", "zeta", "patience", "end", "calibrated", "share", "loss_cap"),
     ),
+    "central-dp": (
+        *("noise", *BUDGET, "sampling", "bands", "optimised", "buffers", "groups", "quantile"),
+    ),
     "msp": MIXING,
     "mspdq": (*MIXING, "bits", "mixing_start", "interval", "pi", "c", "bound"),
     "mspdq-fedavg": DRAWS,

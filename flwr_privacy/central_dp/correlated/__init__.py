@@ -1,0 +1,1 @@
+"""Correlated noise over the rounds (matrix factorisation, DP-FTRL): factors and what they cost."""

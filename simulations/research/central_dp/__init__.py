@@ -1,0 +1,1 @@
+"""Central DP: what cohorts and correlated noise leave of one budget."""
