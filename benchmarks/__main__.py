@@ -10,6 +10,7 @@ from .aggregate import aggregate
 from .calibration import calibration
 from .coded_gradient import coded_gradient
 from .controller import controller
+from .correlated_noise import correlated_noise
 from .exchanges import exchanges
 from .fedvs import fedvs
 from .field import field
@@ -33,6 +34,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "aggregate": aggregate,
     "private": private,
     "noise": noise,
+    "correlated-noise": correlated_noise,
     "quantize": quantize,
     "mixing": mixing,
     "numpy-simulation": numpy_simulation,

@@ -39,6 +39,9 @@ _GRID_BITS = 18
 _GROUPS = 4
 """With independent noise fewer groups are better, and with correlated noise more, up to a point."""
 
+_ROUNDED = 1e-8
+"""By how much a noise multiplier is rounded down at most, of itself: it has nine digits then."""
+
 _LEAST_ADDED = 1e-9
 """A participation that adds next to nothing is charged as this much: a charge has some cost."""
 
@@ -280,7 +283,7 @@ class CentralDPNoisePlan:
         """
         if self.correlated is not None and self.sampling_rate == 1:
             one = self._least_noise(releases=1) / math.sqrt(1 - self.evaluation_share)
-            return float(self._joint[-1]) * one
+            return float(self._joint[-1]) * one * (1 + _ROUNDED)
         z = partial(self._least_noise, releases=self.releases)
         if self.sampling_rate == 1:
             return z() / math.sqrt(1 - self.evaluation_share)
@@ -294,7 +297,9 @@ class CentralDPNoisePlan:
             beside = (evaluation,)
         least = z(sampling=self.sampling_rate, accountant="rdp", beside=beside)
         # Turns are further apart than bands, so what they move is orthogonal.
-        return least if self.correlated is None else least * float(self._joint[0])
+        if self.correlated is None:
+            return least
+        return least * float(self._joint[0]) * (1 + _ROUNDED)
 
     @property
     def evaluation_multiplier(self) -> float:
@@ -342,7 +347,8 @@ class CentralDPNoisePlan:
         multiplier, gap = self.noise_multiplier, self.gap
         if self.correlated is not None:
             gap = self.gap * self.releases if participation == 1 else 0.0
-            multiplier /= self._added(participation)
+            # Rounded, so that what costs the same is the same charge on the card.
+            multiplier = _rounded_down(multiplier / self._added(participation))
         return Charge(
             noise_multiplier=multiplier,
             neighbours=self.relation,
@@ -445,3 +451,9 @@ class CentralDPNoisePlan:
     @property
     def _set_aside(self) -> float:
         return set_aside(self.epsilon)
+
+
+def _rounded_down(multiplier: float) -> float:
+    """Return a noise multiplier with nine digits."""
+    unit = 10.0 ** (math.floor(math.log10(multiplier)) - 8)
+    return min(multiplier, math.floor(multiplier / unit) * unit)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,10 +34,13 @@ class PlannedCharges:
         Which clients.
     releases : tuple of (str, Charge, int)
         The phase, the charge of one release, and how many of them a client pays at most.
+    note : str, default ""
+        What else is to be said of the noise.
     """
 
     clients: str
     releases: tuple[tuple[str, Charge, int], ...]
+    note: str = ""
 
     def epsilons(self, delta: float) -> dict[str, float]:
         """Return the epsilon of all releases together, by the accountants that know them."""
@@ -67,8 +70,15 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
                 neighbours=central.relation,
                 gap=central.gap,
             )
-        trainings = (central.charge(), central.releases)
-        return list(_alike({"train": trainings, "evaluate": (evaluation, central.evaluations)}))
+        trainings = Counter(central.charge(1 + made) for made in range(central.releases))
+        costs = [("train", charge, times) for charge, times in trainings.items()]
+        note = ""
+        if central.correlated is not None:
+            note = (
+                "the noise of the rounds is correlated: the models have the error of independent "
+                f"noise of multiplier {central.effective_multiplier:.6g}"
+            )
+        return list(_alike([*costs, ("evaluate", evaluation, central.evaluations)], note=note))
     if isinstance(strategy, ACFL) and strategy.privacy.noise == RECORD:
         model = next(iter(initial_arrays(settings).values())).numpy()
         coded = ACFLPlan(options=strategy.options, **_shape(model), rounds=rounds)
@@ -78,8 +88,8 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
         evaluation = None
         if coded.evaluations:
             evaluation = coded.evaluation_terms(parties=honest).charge()
-        costs = {"setup": (setup, 1), "train": (train, rounds)}
-        return list(_alike({**costs, "evaluate": (evaluation, coded.evaluations)}))
+        evaluations = ("evaluate", evaluation, coded.evaluations)
+        return list(_alike([("setup", setup, 1), ("train", train, rounds), evaluations]))
     if isinstance(strategy, M2FDP) and strategy.control is None and strategy.privacy.noised:
         return list(_by_boundary(strategy, rounds))
     allowed = "noise that is planned in advance, and so no m2fdp with control"
@@ -121,13 +131,15 @@ def _shape(model: NDArray[Any]) -> dict[str, int]:
     return dict(zip(("features", "labels"), model.shape, strict=True))
 
 
-def _alike(releases: Mapping[str, tuple[Charge | None, int]]) -> Iterator[PlannedCharges]:
+def _alike(
+    releases: Sequence[tuple[str, Charge | None, int]], note: str = ""
+) -> Iterator[PlannedCharges]:
     """Yield what all clients pay alike; nothing without noise."""
     noised = tuple(
-        (phase, charge, times) for phase, (charge, times) in releases.items() if charge is not None
+        (phase, charge, times) for phase, charge, times in releases if charge is not None
     )
     if noised:
-        yield PlannedCharges(clients="each client", releases=noised)
+        yield PlannedCharges(clients="each client", releases=noised, note=note)
 
 
 def _by_boundary(strategy: M2FDP, rounds: int) -> Iterator[PlannedCharges]:
@@ -181,6 +193,7 @@ def report(settings: Settings) -> str:
                 f"  {phase}: noise multiplier {charge.noise_multiplier:.6g} ({charge.neighbours})"
                 f"{sample}, gap {charge.gap:.3g}; {times} releases at most"
             )
+        lines += [f"  {cost.note}"] if cost.note else []
         told = [f"{value:.6g} ({name})" for name, value in cost.epsilons(delta).items()]
         lines.append(f"  epsilon at delta {delta:g}: {', '.join(told)}")
     return "\n".join(lines)

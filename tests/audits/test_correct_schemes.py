@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from flwr_privacy.accounting.gaussian import epsilon_of
+from flwr_privacy.central_dp.correlated.options import BLT
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 from flwr_privacy.simulations.research.audits.acfl import acfl_records
@@ -17,6 +19,7 @@ from flwr_privacy.simulations.research.audits.central import (
     central_server,
     central_shares,
 )
+from flwr_privacy.simulations.research.audits.central_correlated import central_correlated
 from flwr_privacy.simulations.research.audits.crowd import CROWDS, crowd
 from flwr_privacy.simulations.research.audits.evidence import evidence
 from flwr_privacy.simulations.research.audits.m2fdp import m2fdp_devices, m2fdp_zone
@@ -39,11 +42,16 @@ SUBJECTS: dict[str, Callable[..., Session]] = {
     "central-dp, server": central_server,
     "central-dp, shares": central_shares,
     "central-dp, samples": central_sampled,
+    "central-dp, correlated": central_correlated,
+    "central-dp, BLT": partial(central_correlated, correlated=BLT()),
     "acfl": acfl_records,
     "m2fdp, devices": m2fdp_devices,
     "m2fdp, zone": m2fdp_zone,
 }
-SUMS = ("central-dp, server", "central-dp, shares", "m2fdp, zone")
+SUMS = (
+    *("central-dp, server", "central-dp, shares", "central-dp, correlated", "central-dp, BLT"),
+    "m2fdp, zone",
+)
 PLANNED = [canary(kind, 0.5, "planned", number) for number in range(2) for kind in KINDS]
 ENTRIES = PLANNED[0].expected.size
 PAID = epsilon_of(2 * 0.5 / 0.05 * 7**0.5, 1e-5)  # norm over noise, of replaced data, seven times

@@ -1,5 +1,6 @@
 """Planted bugs of CentralDP, ACFL and M2FDP, and those that Flower has, are refuted."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -26,11 +27,19 @@ from planted import (
 from flwr_privacy.acfl import release as acfl_release
 from flwr_privacy.central_dp import mean as central_mean
 from flwr_privacy.central_dp import terms as central_terms
+from flwr_privacy.central_dp.correlated import stream
+from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.clients import acfl as acfl_client
 from flwr_privacy.m2fdp import zone_average
 from flwr_privacy.privacy.noise import discrete_gaussian
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.simulations.research.audits import acfl, central, flower, m2fdp
+from flwr_privacy.simulations.research.audits import (
+    acfl,
+    central,
+    central_correlated,
+    flower,
+    m2fdp,
+)
 from flwr_privacy.strategies import participants
 from flwr_privacy.strategies.central_dp.strategy import CentralDP
 from flwr_privacy.strategies.m2fdp.simulated_aggregators import SimulatedAggregators
@@ -53,28 +62,81 @@ def drawn(draw: Any) -> Any:
     return lambda patch: patch.setattr(participants, "each_by_itself", draw)
 
 
-def twice_as_many(assigned: Any, *, q: float, secret: bytes, server_round: int) -> Any:
+def twice_as_many(assigned: Any, *, q: float, secret: bytes, server_round: int, **_: Any) -> Any:
     return _each(assigned, q=2 * q, secret=secret, server_round=server_round)
 
 
-def always_those(assigned: Any, *, q: float, secret: bytes, server_round: int) -> Any:
+def always_those(assigned: Any, *, q: float, secret: bytes, server_round: int, **_: Any) -> Any:
     return _each(assigned, q=q, secret=b"", server_round=0)
 
 
-def by_a_public_seed(assigned: Any, *, q: float, secret: bytes, server_round: int) -> Any:
+def by_a_public_seed(assigned: Any, *, q: float, secret: bytes, server_round: int, **_: Any) -> Any:
     # Of two trainings whose nodes have other numbers: in the order of the clients.
     members = {node: [f"{place}"] for place, node in enumerate(assigned)}
     those = _each(members, q=q, secret=b"0", server_round=server_round)
     return {node: assigned[node] for node in those}
 
 
-def so_many(assigned: Any, *, q: float, secret: bytes, server_round: int) -> Any:
+def so_many(assigned: Any, *, q: float, secret: bytes, server_round: int, **_: Any) -> Any:
     order = np.random.default_rng().permutation(len(assigned))
     nodes = [list(assigned)[place] for place in order[: round(q * len(assigned))]]
     return {node: assigned[node] for node in nodes}
 
 
 _each = participants.each_by_itself
+
+
+def without_a_factor(patch: pytest.MonkeyPatch) -> None:
+    """Forget the noise of earlier rounds: each round gets z."""
+    patch.setattr(stream._ToeplitzStream, "_next", _independent)
+
+
+def _independent(self: Any, sigma: float, random: SecureRandom) -> np.ndarray:
+    return stream._rounded(stream.discrete_gaussian(self.size, sigma * stream._ONE, random))
+
+
+def factor_twice(patch: pytest.MonkeyPatch) -> None:
+    """Divide by the factor, and by the factor again."""
+    once = stream._ToeplitzStream._next
+
+    def twice(self: Any, sigma: float, random: SecureRandom) -> np.ndarray:
+        if not hasattr(self, "again"):
+            self.again = copy.copy(self)
+            self.again._last = []
+        first = once(self, sigma, random)
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(stream, "discrete_gaussian", lambda *_: first * stream._ONE)
+            return once(self.again, sigma, random)
+
+    patch.setattr(stream._ToeplitzStream, "_next", twice)
+
+
+def state_lost_once(patch: pytest.MonkeyPatch) -> None:
+    """Begin anew in the middle, as after a crash without a checkpoint."""
+    real = stream._ToeplitzStream._next
+
+    def forgetful(self: Any, sigma: float, random: SecureRandom) -> np.ndarray:
+        if self.drawn == 5:
+            self._last = []
+        return real(self, sigma, random)
+
+    patch.setattr(stream._ToeplitzStream, "_next", forgetful)
+
+
+def drawn_from_one_round(patch: pytest.MonkeyPatch) -> None:
+    """Draw the same z in every round."""
+    patch.setattr(
+        CentralDP, "_random", lambda self, of, purpose="noise": SecureRandom.insecure(7, purpose)
+    )
+
+
+def participations_alike(patch: pytest.MonkeyPatch) -> None:
+    """Charge each round as if it was the only one: noise over the largest column is too little."""
+    patch.setattr(
+        CentralDPNoisePlan,
+        "noise_multiplier",
+        property(lambda self: self._least_noise(releases=1)),
+    )
 
 
 def bounds_not_kept(patch: pytest.MonkeyPatch) -> None:
@@ -131,6 +193,7 @@ def as_it_is(patch: pytest.MonkeyPatch) -> None:
 
 
 FLOWER = flower.flower_server
+CORRELATED = central_correlated.central_correlated
 CASES: dict[str, Bug] = {
     # CentralDP with noise by a server
     "server: clipping twice too weak": Bug(
@@ -161,6 +224,12 @@ CASES: dict[str, Bug] = {
         central.central_sampled, drawn(by_a_public_seed), "depend", sessions=2
     ),
     "clients: so many": Bug(central.central_sampled, drawn(so_many), "fixed size", sessions=2),
+    "correlated: no factor": Bug(CORRELATED, without_a_factor, "same noise"),
+    "correlated: the factor twice": Bug(CORRELATED, factor_twice, "same noise"),
+    "correlated: a state that is lost": Bug(CORRELATED, state_lost_once, "same noise"),
+    "correlated: the same z": Bug(CORRELATED, drawn_from_one_round, "same noise"),
+    "correlated: noise x 0.9": Bug(CORRELATED, noise(stream, scaled(0.9))),
+    "correlated: one round's noise": Bug(CORRELATED, participations_alike, "exceed"),
     # ACFL
     "acfl: bounds not kept": Bug(acfl.acfl_records, bounds_not_kept),
     "acfl: gradients clipped too weakly": Bug(acfl.acfl_records, gradients_clipped_too_weakly),

@@ -53,15 +53,24 @@ class Audience:
             raise Killed
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampling": "fixed"},
+        {"sampling": "poisson"},
+        {"sampling": "balanced", "correlated": "banded-mf"},
+        {"sampling": "balanced", "correlated": "blt"},
+        {"sampling": "balanced", "correlated": "tree"},
+    ],
+)
 def test_five_deaths_in_a_round_show_one_model_of_it_for_one_release(
-    sampling: str, tmp_path: Path
+    options: dict[str, Any], tmp_path: Path
 ) -> None:
     audience = Audience(tmp_path)
     for _ in range(audience.deaths):
         with pytest.raises(Killed):
-            train(tmp_path, audience, sampling=sampling)
-    result = train(tmp_path, audience, sampling=sampling)
+            train(tmp_path, audience, **options)
+    result = train(tmp_path, audience, **options)
     assert [len(audience.seen[r]) for r in range(ROUNDS + 1)] == [1, 1, 6, 1]
     assert len(set(audience.seen[2])) == 1
     assert bytes_of(result.arrays) == audience.seen[ROUNDS][0]
@@ -81,7 +90,10 @@ def test_a_process_that_ends_while_a_model_is_shown_leaves_that_model(tmp_path: 
     assert [r.server_round for r in card(tmp_path).releases] == [1, 2]
 
 
-def test_a_model_that_is_lost_before_its_checkpoint_was_shown_to_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("correlated", [{}, {"sampling": "balanced", "correlated": "banded-mf"}])
+def test_a_model_that_is_lost_before_its_checkpoint_was_shown_to_nobody(
+    correlated: dict[str, Any], tmp_path: Path
+) -> None:
     audience = Audience(tmp_path, deaths=0)
 
     def lost(*given: Any, **named: Any) -> None:
@@ -91,9 +103,9 @@ def test_a_model_that_is_lost_before_its_checkpoint_was_shown_to_nobody(tmp_path
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Experiment, "end_training", lost)
             with pytest.raises(Killed):
-                train(tmp_path, audience)
+                train(tmp_path, audience, **correlated)
     assert list(audience.seen) == [0]
-    result = train(tmp_path, audience)
+    result = train(tmp_path, audience, **correlated)
     assert [len(audience.seen[r]) for r in range(ROUNDS + 1)] == [1, 1, 1, 1]
     assert bytes_of(result.arrays) == audience.seen[ROUNDS][0]
     assert [r.server_round for r in card(tmp_path).releases] == [1, 2, 3]

@@ -233,3 +233,37 @@ def test_with_everybody_in_every_round_a_secret_sample_gains_nothing() -> None:
         delta=1e-5,
     )
     assert 0.998 < exact <= 1.0
+
+
+@pytest.mark.parametrize("noise", ["local", "shared"])
+def test_clients_that_take_turns_need_less_noise_and_keep_their_budget(
+    noise: str, tmp_path: Path
+) -> None:
+    """Ten clients, three a round: in ten rounds chance may draw one seven times, turns do three."""
+
+    def trained(client_sampling: str, folder: Path) -> UDP:
+        folder.mkdir()
+        strategy = make(
+            UDP,
+            client_sampling=client_sampling,
+            fraction_train=0.3,
+            seed=1,
+            shared_noise=noise == "shared",
+            **({"secure_sum": SecureSum()} if noise == "shared" else {}),
+        )
+        run_strategy(strategy, app(), nodes=10, num_rounds=10, state=folder)
+        return strategy
+
+    fixed, balanced = (trained(kind, tmp_path / kind) for kind in ("fixed", "balanced"))
+    assert fixed.plan is not None
+    assert balanced.plan is not None
+    plans = [strategy.plan.schedule("") for strategy in (fixed, balanced)]
+    assert [plan.releases for plan in plans] == [7, 3]
+    assert plans[0].noise_multiplier > 1.5 * plans[1].noise_multiplier
+    rounds = asked(balanced, tmp_path / "balanced", 10)
+    counts = [sum(str(i) in clients for clients in rounds.values()) for i in range(10)]
+    assert counts == [3] * 10
+    for i in range(10):
+        mine = sorted(r for r, clients in rounds.items() if str(i) in clients)
+        assert min(np.diff(mine)) >= 3
+    assert 7.9 < balanced.card(final=True).verify()["gdp"][1] <= 8.0

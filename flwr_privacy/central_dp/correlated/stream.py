@@ -64,6 +64,7 @@ __all__ = [
 
 _ONE = 1 << FRACTION_BITS
 _SLACK = 1e-3  # of the sensitivity, for truncated states
+_BLOCK = 2**14  # values
 _LARGEST_STATE = 2**60  # beyond it a state might leave 64 bits
 
 
@@ -209,8 +210,12 @@ class _ToeplitzStream(NoiseStream):
 
     def _next(self, sigma: float, random: SecureRandom) -> NDArray[np.int64]:
         rest = discrete_gaussian(self.size, sigma * _ONE, random)
-        for coefficient, earlier in zip(self._coefficients, self._last, strict=False):
-            rest -= coefficient * earlier
+        product = np.empty(min(_BLOCK, self.size), np.int64)
+        for begin in range(0, self.size, _BLOCK):  # what is added up stays in the processor's cache
+            part = rest[begin : begin + _BLOCK]
+            for coefficient, earlier in zip(self._coefficients, self._last, strict=False):
+                there = earlier[begin : begin + _BLOCK]
+                part -= np.multiply(there, coefficient, out=product[: part.size])
         noise = _rounded(rest)
         self._last = [noise, *self._last][: len(self._coefficients)]
         return noise

@@ -8,9 +8,11 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+from flwr_privacy import __version__
+
 __all__ = ["Described", "settings_of"]
 
-_PACKAGES = ("flwr-privacy", "flwr", "numpy")
+_PACKAGES = ("flwr", "numpy")
 _MOST_ENTRIES = 20  # of a list or a table that is written out
 _LEFT_OUT = {
     "insecure_seed",  # whoever knows it knows the noise
@@ -134,4 +136,5 @@ def _text(value: Any) -> str:
 @cache
 def _versions() -> tuple[tuple[str, str], ...]:
     packages = ((name, version(name)) for name in _PACKAGES)
-    return (("python", platform.python_version()), *packages)
+    own = ("flwr-privacy", __version__)
+    return (("python", platform.python_version()), own, *packages)

@@ -12,6 +12,7 @@ from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Repor
 
 from .acfl import acfl_records
 from .central import central_sampled, central_server, central_shares
+from .central_correlated import central_correlated
 from .claims import DELTA
 from .crowd import CROWDS, crowd
 from .m2fdp import m2fdp_devices, m2fdp_zone
@@ -35,6 +36,7 @@ SCHEMES: Mapping[str, Mapping[str, Callable[[], Session]]] = {
     },
     "central-dp": {
         "server": central_server,
+        "correlated": central_correlated,
         "shares": central_shares,
         "samples of clients": central_sampled,
     },
