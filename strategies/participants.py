@@ -100,6 +100,7 @@ class Participants:
             )
         turns = None
         if self._cohorts == BALANCED:
+            messenger.wait(grid)
             self._turns.back_to(server_round)
             turns = self._turns.last
             without = without | self._turns.resting(server_round, separation())

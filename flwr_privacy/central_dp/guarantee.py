@@ -1,7 +1,6 @@
 """States the guarantee of central differential privacy in each of its four modes."""
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from flwr_privacy.accounting import (
     ADD_REMOVE,
@@ -124,8 +123,8 @@ def _rests(plan: CentralDPNoisePlan) -> str:
 
 def _beyond_zero(plan: CentralDPNoisePlan) -> str:
     """Return what the rounds cost where data are replaced, and not only zeroed out."""
-    charge = as_replaced(replace(plan.charge(), count=plan.releases))
-    epsilon = spent([charge], delta=plan.delta, accountant=fitting([charge]))
+    charges = [as_replaced(plan.charge(1 + made)) for made in range(plan.releases)]
+    epsilon = spent(charges, delta=plan.delta, accountant=fitting(charges))
     return (
         "a client whose data are replaced by any other, beyond what half the noise multiplier is "
         f"worth: epsilon {epsilon:.4g} for all rounds"

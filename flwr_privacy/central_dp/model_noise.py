@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.central_dp.correlated.factors import Factor
-from flwr_privacy.central_dp.correlated.stream import check_size, new_stream
+from flwr_privacy.central_dp.correlated.stream import check_sigma, check_size, new_stream
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.wire.arrays import Arrays
@@ -40,7 +41,7 @@ class ModelNoise:
         self._stream = new_stream(factor, sum(self._sizes.values()))
 
     def check(self, terms: CentralDPTerms) -> None:
-        """Refuse a grid that is too coarse for the truncated states of a `BLT`.
+        """Refuse a grid that is too coarse for the truncated states of a `BLT`, or too fine.
 
         Raises
         ------
@@ -49,6 +50,7 @@ class ModelNoise:
         """
         largest = terms.clipping_norm / CodeGrid(terms.grid).step
         size = sum(self._sizes.values())
+        check_sigma(self._factor, terms.sigma() / CodeGrid(terms.grid).step)
         check_size(self._factor, size=size, rounds=terms.rounds, largest=largest)
 
     def add_to(
@@ -59,8 +61,13 @@ class ModelNoise:
         Raises
         ------
         ProtocolError
-            If it was added to another sum of the same round.
+            If it was added to another sum of the same round, or the round is not one of those whose
+            cost was planned.
         """
+        if self.server_round > terms.rounds:
+            raise ProtocolError(
+                f"round {self.server_round}: the correlated noise is for {terms.rounds} rounds"
+            )
         sigma = terms.sigma() / CodeGrid(terms.grid).step
         noise = self._stream.draw(self.server_round, sigma, random)
         begin = 0

@@ -1,14 +1,16 @@
 """Constructor options of central DP: the budget, who adds the noise, and adaptive clipping."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from flwr_privacy.central_dp.correlated.options import CorrelatedNoise
+from flwr_privacy.central_dp.correlated.options import BandedMF, CorrelatedNoise
 from flwr_privacy.errors import check_integer, check_number
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
+from flwr_privacy.privacy.cohorts import CYCLIC_POISSON
 
-from .plan import CentralDPNoisePlan
+from .plan import GROUPS, CentralDPNoisePlan, unproven
 from .sensitivity import DISTRIBUTED, SERVER, relation, sensitivity
 
 __all__ = ["AdaptiveClipping", "CentralNoise", "DistributedNoise", "ServerNoise"]
@@ -52,7 +54,7 @@ class CentralNoise:
     epsilon: float = 8.0
     delta: float = 1e-5
     clipping_norm: float = 1.0
-    sampling: Literal["fixed", "balanced", "poisson", "cyclic_poisson"] = "fixed"
+    sampling: Literal["fixed", "balanced", "poisson", "cyclic_poisson"] = "balanced"
     neighbours: Literal["add_remove", "replace_one", "zero_out"] | None = None
     grid_bits: int | None = None
 
@@ -103,7 +105,7 @@ class DistributedNoise(CentralNoise):
         Budget of a client over the whole training.
     clipping_norm : float, default 1.0
         L2 bound of an update; of the first round, where clipping is adaptive.
-    sampling : {"fixed", "balanced", "poisson", "cyclic_poisson"}, default "fixed"
+    sampling : {"fixed", "balanced", "poisson", "cyclic_poisson"}, default "balanced"
         How a cohort is drawn: see `flwr_privacy.privacy.cohorts`. With ``balanced`` everybody takes
         part equally often, which takes less noise than the random sets of ``fixed``. With the last
         two each client is drawn by itself; only a trusted server can do that in secret, and only
@@ -124,6 +126,7 @@ class DistributedNoise(CentralNoise):
     """
 
     noise = DISTRIBUTED
+    correlated = None
     insecure_seed = None
 
 
@@ -143,8 +146,9 @@ class ServerNoise(CentralNoise):
         As in `DistributedNoise`; with Poisson samples, which are secret here, the default is
         ``add_remove``, and replaced data have no guarantee of their own.
     correlated : BandedMF, BLT or TreeNoise, optional
-        Noise that partly cancels that of earlier rounds, with balanced cohorts: see
-        `flwr_privacy.central_dp.correlated`. By default each round has noise of its own.
+        Noise that partly cancels that of earlier rounds, with ``balanced`` cohorts, or `BandedMF`
+        with ``cyclic_poisson``: see `flwr_privacy.central_dp.correlated`. By default each round has
+        noise of its own.
     groups : int, optional
         Number of groups that take turns, with ``sampling="cyclic_poisson"``; by default 4, or as
         many as there are cohorts if that is less.
@@ -164,6 +168,10 @@ class ServerNoise(CentralNoise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sampling == CYCLIC_POISSON and self.correlated is not None:
+            bands = self.correlated.bands if isinstance(self.correlated, BandedMF) else math.inf
+            if (bands or 1) > (self.groups or GROUPS):
+                raise unproven(self.correlated, self.groups or GROUPS)
         if self.insecure_seed is not None:
             check_integer("insecure_seed", self.insecure_seed, minimum=0)
 

@@ -16,6 +16,7 @@ from flwr_privacy.central_dp.correlated.options import CorrelatedNoise
 from flwr_privacy.central_dp.correlated.sensitivity import joint_sensitivities
 from flwr_privacy.central_dp.correlated.stream import digest_of, largest_sigma, margin
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.pipeline.participation_limits import INDEPENDENT
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, split
 from flwr_privacy.privacy.cohorts import (
     BALANCED,
@@ -29,14 +30,14 @@ from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.udp.schedule import set_aside
 
 from .sensitivity import SERVER, amplified, relation, sensitivity
-from .terms import INDEPENDENT, SHARE_REACH, CentralDPTerms
+from .terms import SHARE_REACH, CentralDPTerms
 
-__all__ = ["CentralDPNoisePlan"]
+__all__ = ["GROUPS", "CentralDPNoisePlan", "unproven"]
 
 _GRID_BITS = 18
 """Steps of the grid up to the clipping norm, as a power of two, if noise leaves the room."""
 
-_GROUPS = 4
+GROUPS = 4
 """With independent noise fewer groups are better, and with correlated noise more, up to a point."""
 
 _ROUNDED = 1e-8
@@ -93,7 +94,7 @@ class CentralDPNoisePlan:
     ===========  =======  ===========================  ==================  ======================
     noise        sample   adversary                    neighbours          charged
     ===========  =======  ===========================  ==================  ======================
-    distributed  either   the server and colluders;    one client's data   a client each time it
+    distributed  any      the server and colluders;    one client's data   a client each time it
                           they know who takes part     are replaced        is asked
     server       fixed    whoever sees the models,     one client's data   a client each time it
                           and no message               are replaced        takes part
@@ -170,6 +171,9 @@ class CentralDPNoisePlan:
         check_number("count_share", self.count_share, minimum=0, maximum=LARGEST_SHARE)
         check_number("evaluation_share", self.evaluation_share, minimum=0, maximum=LARGEST_SHARE)
         check_integer("evaluations", self.evaluations, minimum=1 if self.evaluation_share else 0)
+        if self.sampling == CYCLIC_POISSON and self.noise != SERVER:
+            allowed = "another one with noise in shares: such sums have no secret samples"
+            raise InvalidParameterError("sampling", self.sampling, allowed)
         if self.groups is not None:
             check_integer("groups", self.groups, minimum=1)
             if self.sampling != CYCLIC_POISSON:
@@ -200,12 +204,7 @@ class CentralDPNoisePlan:
                 raise InvalidParameterError(name, value, allowed)
         bands = self.factor.bands if isinstance(self.factor, ToeplitzFactor) else self.rounds
         if self.sampling == CYCLIC_POISSON and bands > self.separation:
-            raise InvalidParameterError(
-                "correlated",
-                self.correlated,
-                f"BandedMF with at most {self.separation} bands, the rounds between two turns of a "
-                "client, with sampling = 'cyclic_poisson': for more no amplification is proven",
-            )
+            raise unproven(self.correlated, self.separation)
 
     @property
     def relation(self) -> str:
@@ -244,7 +243,7 @@ class CentralDPNoisePlan:
         """Number of groups that take turns, with cyclic Poisson samples; otherwise 1."""
         if self.sampling != CYCLIC_POISSON:
             return 1
-        return min(rest(self.q), self.rounds, self.groups or _GROUPS)
+        return min(rest(self.q), self.rounds, self.groups or GROUPS)
 
     @cached_property
     def factor(self) -> Factor:
@@ -406,6 +405,9 @@ class CentralDPNoisePlan:
         keep_back : collection of str
             Arrays of which nothing is released, beside those that a client keeps back anyway.
         """
+        if self.groups is not None and self.groups > (most := min(rest(self.q), self.rounds)):
+            allowed = f"at most {most}, so that a group is as large as a cohort at least"
+            raise InvalidParameterError("groups", self.groups, allowed)
         if grid_bits is None:
             spread = self.update_noise_multiplier * sensitivity(1.0, neighbours=self.relation)
             reach = 1 + SHARE_REACH * spread / math.sqrt(parties)
@@ -451,6 +453,16 @@ class CentralDPNoisePlan:
     @property
     def _set_aside(self) -> float:
         return set_aside(self.epsilon)
+
+
+def unproven(correlated: CorrelatedNoise | None, groups: int) -> InvalidParameterError:
+    """Return the error of a factor that reaches from one turn of a group to its next."""
+    return InvalidParameterError(
+        "correlated",
+        correlated,
+        f"BandedMF with at most {groups} bands, the rounds between two turns of a client, with "
+        "sampling = 'cyclic_poisson': for more no amplification is proven",
+    )
 
 
 def _rounded_down(multiplier: float) -> float:

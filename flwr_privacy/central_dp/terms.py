@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.pipeline.participation_limits import ParticipationLimit
+from flwr_privacy.pipeline.participation_limits import INDEPENDENT, ParticipationLimit
 from flwr_privacy.privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code, split
 from flwr_privacy.privacy.distributed_noise import MOST_PARTIES, share_sigma, summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
@@ -26,10 +26,7 @@ from flwr_privacy.wire.arrays import Arrays
 
 from .sensitivity import DISTRIBUTED, SERVER, amplified, relation, sensitivity
 
-__all__ = ["INDEPENDENT", "SHARE_REACH", "CentralDPTerms"]
-
-INDEPENDENT = "independent"
-"""In place of a factor, where the noise of rounds is independent."""
+__all__ = ["SHARE_REACH", "CentralDPTerms"]
 
 SHARE_REACH = 12
 """Standard deviations of a share of noise that codes have room for; beyond it a client fails."""
@@ -140,10 +137,10 @@ class CentralDPTerms:
         )
 
     def limit(self) -> ParticipationLimit | None:
-        """Return how often a client may take part, where noise is correlated."""
-        if self.factor == INDEPENDENT:
+        """Return how often a client may take part, where a trusted server adds the noise."""
+        if self.noise != SERVER:
             return None
-        return ParticipationLimit(self.factor, self.separation, self.participations)
+        return ParticipationLimit(self.factor, self.rounds, self.separation, self.participations)
 
     def share_sigmas(self) -> tuple[float, float | None]:
         """Return the standard deviations of one party's noise: of a client's share or the server's.

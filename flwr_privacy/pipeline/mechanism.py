@@ -97,8 +97,8 @@ class ReleasePlan:
         answers of the release's name, which share one charge and are not kept. Such an answer
         leaves the node sealed for that party, or where the operator allows answers without noise.
     limit : ParticipationLimit, optional
-        How often a client may take part, and how far apart, where the noise of rounds that a
-        trusted server adds is correlated; by default that does not matter.
+        How often a client may take part, and how far apart, where a trusted server adds noise that
+        is correlated over the rounds; by default that does not matter.
     """
 
     unit: str

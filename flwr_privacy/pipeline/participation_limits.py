@@ -16,19 +16,25 @@ if TYPE_CHECKING:  # the server has the limits, and no node store
     from .node_store import NodeStore
     from .request import Request
 
-__all__ = ["ParticipationLimit", "take_part"]
+__all__ = ["INDEPENDENT", "ParticipationLimit", "take_part"]
+
+INDEPENDENT = "independent"
+"""In place of a factor, where the noise of rounds is independent."""
 
 _NOTE = "participations"
 
 
 @dataclass(frozen=True)
 class ParticipationLimit:
-    """What the cost of rounds with correlated noise holds for.
+    """What the cost of rounds with noise by a trusted server holds for.
 
     Parameters
     ----------
     factor : str
-        Digest of the factor.
+        Digest of the factor; `INDEPENDENT` where the noise of a round is not correlated with that
+        of others: then there is no limit, and nothing is recorded.
+    rounds : int
+        Number of rounds.
     separation : int
         Least number of rounds from one participation to the next.
     most : int
@@ -36,6 +42,7 @@ class ParticipationLimit:
     """
 
     factor: str
+    rounds: int
     separation: int
     most: int
 
@@ -53,13 +60,19 @@ def take_part(store: "NodeStore", request: "Request", limit: ParticipationLimit)
         If it cannot be recorded.
     """
     question = request.question
-    told = [limit.factor, limit.separation, limit.most]
+    told = [limit.factor, limit.rounds, limit.separation, limit.most]
+    if limit.factor == INDEPENDENT and store.noted(question.experiment_id, _NOTE) is None:
+        return
 
     def with_this(noted: str | None) -> str:
         first, last, rounds = json.loads(noted) if noted else (told, "", [])
         if first != told:
             raise DeclinedError(
                 "the experiment began with correlated noise of another factor, or with other limits"
+            )
+        if question.server_round > limit.rounds:
+            raise DeclinedError(
+                f"round {question.server_round}: the correlated noise is for {limit.rounds} rounds"
             )
         if last == request.digest:
             return json.dumps([first, last, rounds])

@@ -6,6 +6,7 @@ counts every client that was asked, whether its answer came or not.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -15,6 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from flwr_privacy.accounting import Charge
 from flwr_privacy.central_dp.guarantee import guarantee_of
 from flwr_privacy.central_dp.mean import CentralMean
 from flwr_privacy.central_dp.model_noise import ModelNoise
@@ -28,7 +30,7 @@ from flwr_privacy.evaluation.plan import planned_terms
 from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import next_clipping_norm
 from flwr_privacy.privacy.averaging import WeightedMean
-from flwr_privacy.privacy.card import PrivacyCard
+from flwr_privacy.privacy.card import CardRelease, PrivacyCard
 from flwr_privacy.privacy.cohorts import drawn_alone
 from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.privacy.grid import CODE_LIMIT
@@ -55,6 +57,8 @@ from .option_checks import check_sum
 from .spent_budgets import participations_of, spent_clients, why_too_few
 
 __all__ = ["CentralDP"]
+
+_OTHER_VERSIONS = ". Other versions of SciPy or NumPy come to another factor: resume with the same"
 
 _WIDEST = math.nextafter(2.0, 0.0)
 """Norm that has most steps on a grid which is chosen for it."""
@@ -189,6 +193,8 @@ class CentralDP(SchemeStrategy):
             self.heads.leave_out()
         self._correlated: ModelNoise | None = None
         self._correlated_state: dict[str, Any] | None = None  # until the model is known
+        self._counted: list[CardRelease] | None = None
+        self._made = Counter[str]()  # trainings of each client, in those
         self._of_round: dict[str, float] = {}
         self._releases = False  # whether noise is released whoever answers
         self._trained = False
@@ -205,7 +211,7 @@ class CentralDP(SchemeStrategy):
         names = terms.names(self._template)
         terms.check_grid(sum(np.size(self._template[name]) for name in names))
         self._of_round = {}
-        plan, made = self._planned(), participations_of(self.releases)
+        plan = self._planned()
         spread = plan.effective_multiplier * sensitivity(1.0, neighbours=plan.relation)
         weights = sum(np.size(self._template[name]) for name in names)
         if plan.correlated is not None:
@@ -223,7 +229,7 @@ class CentralDP(SchemeStrategy):
         instruction = Instruction(
             fields=records.write(terms),
             accumulator=partial(CentralMean, self._template, terms),
-            cost=lambda client: plan.charge(made[client] + 1),
+            cost=partial(self._cost, plan),
             charged=self._charged,
             hidden=self._amplified,
             released=partial(self._noised, server_round, terms),
@@ -304,7 +310,9 @@ class CentralDP(SchemeStrategy):
         if not isinstance(mean, CentralMean):
             return None
         # What is divided by a secret number would tell it.
-        number = self._planned().q * self._population if self._amplified else len(mean.clients)
+        number: float = len(mean.clients)
+        if self._amplified or self._correlated is not None:  # the same number in every round
+            number = self._planned().q * self._population
         if terms.noise == SERVER:
             if self._correlated is not None:
                 self._correlated.server_round = server_round
@@ -338,7 +346,7 @@ class CentralDP(SchemeStrategy):
 
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round's training, except those whose budget is used up."""
-        if self._amplified and not self._goes_on():
+        if not self._is_planned(server_round):
             return {}
         return self._participants.drawn(
             self.messenger,
@@ -357,15 +365,22 @@ class CentralDP(SchemeStrategy):
     def _charged(self, request_log: RequestLog) -> set[str]:
         """Return the charged clients: those asked, or all clients where samples are secret."""
         if self._amplified:
-            self._releases = self._goes_on()  # before this round is charged
+            self._releases = self._is_planned(request_log.header.server_round)
             if not self._releases:
                 return set()
         return self._participants.charged(request_log, groups=self._planned().separation)
 
-    def _goes_on(self) -> bool:
-        """Tell whether there is a round left, where all that may be drawn are charged for each."""
-        done = {release.server_round for release in self.releases if release.phase == TRAIN}
-        return self.plan is None or len(done) < self.plan.rounds
+    def _cost(self, plan: CentralDPNoisePlan, client: str) -> Charge:
+        """Return what a client pays for its next training."""
+        # Not before it is asked for: until its first reply a client may go by its node's address.
+        if self._counted is not self.releases:
+            self._counted, self._made = self.releases, participations_of(self.releases)
+        return plan.charge(self._made[client] + 1)
+
+    def _is_planned(self, server_round: int) -> bool:
+        """Tell whether the cost of a round is planned, where rounds cost something together."""
+        together = self._amplified or self.privacy.correlated is not None
+        return not together or self.plan is None or server_round <= self.plan.rounds
 
     def _spent(self) -> set[str]:
         """Return the clients that were charged as often as their budget allows."""
@@ -378,9 +393,11 @@ class CentralDP(SchemeStrategy):
         """Return why the training ends: the budget is used up."""
         if self.plan is None:
             return ""
+        last = max((r.server_round for r in self.releases if r.phase == TRAIN), default=0)
+        if not self._is_planned(last + 1):
+            return f"the {self.plan.rounds} rounds that the budget is for are over"
         if self._amplified:
-            rounds = f"the {self.plan.rounds} rounds that the budget is for"
-            return "" if self._goes_on() else f"{rounds} are over"
+            return ""
         needed = 1 if self.secure_sum is None else self.secure_sum.threshold or 2
         clients = self.federation.clients()
         return why_too_few(self.plan, self.releases, clients, self._spent(), needed=needed)
@@ -439,7 +456,13 @@ class CentralDP(SchemeStrategy):
                 raise CheckpointError(
                     f"the checkpoint was calibrated for {key} = {theirs[key]!r}, not {value!r}: "
                     "the noise of the rounds that are done cannot be changed"
+                    + (_OTHER_VERSIONS if key == "factor" else "")
                 )
+        if self.experiment.lost_rounds and state["correlated"] is not None:
+            raise CheckpointError(
+                "the noise of the lost rounds was shown and its state is lost: a training with "
+                "correlated noise cannot go on without it"
+            )
         self._insecure |= state["insecure"]
         self._trained = state["trained"]
         self.clipping_norm = state["clipping_norm"]

@@ -151,8 +151,7 @@ class Messenger:
         """
         if fraction == 0:
             return {}
-        if not self.federation.met:  # a user's own start: the first replies will be the hello
-            self.federation.wait(grid, self.timeout)
+        self.wait(grid)
         if not self.recorded:
             self._release()
         return self.sampler.sample(
@@ -164,6 +163,11 @@ class Messenger:
             without=without,
             turns=turns,
         )
+
+    def wait(self, grid: Grid) -> None:
+        """Wait for nodes under a user's own start, where the first replies will be the hello."""
+        if not self.federation.met:
+            self.federation.wait(grid, self.timeout)
 
     def draw(
         self,

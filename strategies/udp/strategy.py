@@ -70,7 +70,7 @@ class UDP(SchemeStrategy):
         How the noise changes from round to round, where it does: `Discounting` of the rounds where
         the validation loss does not fall (algorithm 2), or Lei's decaying noise. `Discounting` and
         `PlateauNoise` follow a validation loss: of a function on the server, or `ClientLosses`.
-    client_sampling : {"fixed", "balanced", "poisson"}, default "fixed"
+    client_sampling : {"fixed", "balanced", "poisson"}, default "balanced"
         Whether a round asks a fixed number of clients (a random set, or with ``balanced`` those
         that have waited longest, which takes less noise), or each by itself with that number in
         expectation: see `flwr_privacy.privacy.cohorts`.
@@ -145,7 +145,7 @@ class UDP(SchemeStrategy):
 
     privacy: UserLevel | RecordLevel
     schedule: Discounting | LinearNoise | PlateauNoise | None = None
-    client_sampling: Literal["fixed", "balanced", "poisson"] = "fixed"
+    client_sampling: Literal["fixed", "balanced", "poisson"] = "balanced"
     participants: Literal["visible", "secret"] = "visible"
     rounds: int | None = None
     keep_back: Sequence[str] | None = None

@@ -65,8 +65,9 @@ def test_nobody_is_asked_beyond_its_budget_and_the_training_ends(noise: str) -> 
     needed = 2 if noise == "distributed" else 1
     assert sum(count < 3 for count in booked.values()) < needed
     assert len(result.history) < 20
-    assert all(line["refused"] == {} for line in result.history[1:])
-    assert sum(line["late"] for line in result.history[1:]) > 0
+    # A round for which too few are left to share secrets asks nobody.
+    assert all(line.get("refused", {}) == {} for line in result.history[1:])
+    assert sum(line.get("late", 0) for line in result.history[1:]) > 0
     assert strategy.card(final=True).verify()["gdp"][1] == pytest.approx(8.0, rel=1e-6)
     assert strategy.stop().endswith(f"are left of {needed} needed")
 

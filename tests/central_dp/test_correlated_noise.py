@@ -11,16 +11,19 @@ import pytest
 from apps import make, model_of, record, run_strategy
 from central_training import APP, BIG, kill_after, run, still
 from conformance import Killed
+from flwr.app import ConfigRecord
 
-from flwr_privacy.accounting import new_accountant, spent
+from flwr_privacy.accounting import as_replaced, new_accountant, spent
 from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.central_dp.correlated.factors import FRACTION_BITS, Factor, TreeFactor
 from flwr_privacy.central_dp.correlated.options import BLT, BandedMF, CorrelatedNoise, TreeNoise
 from flwr_privacy.central_dp.correlated.sensitivity import joint_sensitivities
+from flwr_privacy.central_dp.guarantee import guarantee_of
 from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError
 from flwr_privacy.strategies import AdaptiveClipping, CentralDP, DistributedNoise, ServerNoise
 from flwr_privacy.strategies.loop.base import LoopOptions
+from flwr_privacy.strategies.state.experiment import CHECKPOINT
 
 ROUNDS = 12
 OPTIONS: dict[str, CorrelatedNoise] = {
@@ -250,6 +253,80 @@ def test_a_second_sum_of_one_round_is_refused() -> None:
         instruction.released(mean)
 
 
+@pytest.mark.parametrize("name", [*OPTIONS, "cyclic"])
+def test_no_round_is_trained_beyond_those_whose_cost_is_planned(name: str) -> None:
+    """Absent clients leave budget over; what a further round would move is in no sensitivity."""
+    options: dict[str, Any] = {"rounds": 3}
+    if name == "cyclic":
+        options |= {"sampling": "cyclic_poisson", "groups": 2, "clients": 6}
+    strategy = strategy_of(OPTIONS.get(name, BandedMF()), **options)
+    result = run(strategy, nodes=1, num_rounds=12)
+    assert max(release.server_round for release in strategy.releases) <= 3
+    assert strategy.state_dict()["correlated"]["drawn"] == 3
+    assert sum(not line["skipped"] for line in result.history[1:]) == 3
+    if name != "cyclic":
+        assert len(result.history) == 4
+        assert strategy.stop() == "the 3 rounds that the budget is for are over"
+
+
+@pytest.mark.parametrize("correlated", [None, BandedMF(), TreeNoise()])
+def test_it_works_under_a_users_own_start(correlated: CorrelatedNoise | None) -> None:
+    class Own(CentralDP):
+        def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, **_: Any) -> Any:
+            arrays = initial_arrays
+            for server_round in range(1, num_rounds + 1):
+                messages = self.configure_train(server_round, arrays, ConfigRecord(), grid)
+                replies = grid.send_and_receive(messages)
+                arrays = self.aggregate_train(server_round, replies)[0] or arrays
+            return arrays
+
+    strategy = Own(
+        privacy=ServerNoise(sampling="balanced", correlated=correlated, insecure_seed=1),
+        fraction_train=0.5,
+        rounds=6,
+        min_train_nodes=2,
+        min_available_nodes=4,
+    )
+    run_strategy(strategy, APP, nodes=4, num_rounds=6)
+    booked = Counter(client for release in strategy.releases for client in release.clients)
+    assert sorted(booked.values()) == [3, 3, 3, 3]
+    plan = strategy.plan
+    assert plan is not None
+    for client in booked:
+        mine = [release.charge for release in strategy.releases if client in release.clients]
+        assert mine == [plan.charge(number) for number in (1, 2, 3)]
+
+
+def test_lost_rounds_end_a_training_with_correlated_noise(tmp_path: Path) -> None:
+    """Their noise was shown; a second branch of the same state has no stated cost."""
+    with pytest.raises(Killed):
+        run(
+            strategy_of(BandedMF(), run_dir=tmp_path, on_round=kill_after(2)),
+            nodes=1,
+            num_rounds=6,
+        )
+    older = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(Killed):
+        run(
+            strategy_of(BandedMF(), run_dir=tmp_path, resume=True, on_round=kill_after(4)),
+            nodes=1,
+            num_rounds=6,
+        )
+    (tmp_path / CHECKPOINT).write_bytes(older[CHECKPOINT])
+    again = strategy_of(BandedMF(), run_dir=tmp_path, resume=True, accept_lost_rounds=True)
+    with pytest.raises(CheckpointError, match="its state is lost"):
+        run(again, nodes=1, num_rounds=6)
+
+
+def test_the_guarantee_says_what_replaced_data_cost() -> None:
+    """Of neighbours whose contribution is zero; by the charges of all participations."""
+    plan = plan_of(TreeNoise(), neighbours="zero_out")
+    charges = [as_replaced(plan.charge(number)) for number in (1, 2, 3)]
+    text = guarantee_of(plan, summed=False, quorum=None, kept_back=[], insecure=False).text()
+    assert f"epsilon {spent(charges, delta=1e-5):.4g} for all rounds" in text
+    assert "a client takes part in at most 3 of them, at least 5 apart" in text
+
+
 # -- What does not go together -------------------------------------------------------------------
 
 
@@ -275,6 +352,39 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], te
 
     with pytest.raises(InvalidParameterError, match=text):
         begin()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sampling": "cyclic_poisson", "correlated": BLT()}, "no amplification is proven"),
+        ({"sampling": "cyclic_poisson", "correlated": BandedMF(bands=5)}, "at most 4 bands"),
+        ({"sampling": "fixed", "correlated": TreeNoise()}, "a client has to rest"),
+    ],
+)
+def test_what_can_never_work_is_refused_by_the_constructor(
+    options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=text):
+        ServerNoise(**options)
+    with pytest.raises(InvalidParameterError, match="sampling = 'cyclic_poisson'"):
+        DistributedNoise(sampling="cyclic_poisson")
+
+
+def test_a_grid_that_is_too_fine_is_refused_before_anything_is_spent() -> None:
+    privacy = ServerNoise(sampling="balanced", correlated=BandedMF(), grid_bits=26)
+    strategy = make(
+        CentralDP, privacy=privacy, fraction_train=0.2, clients=10, min_available_nodes=1
+    )
+    with pytest.raises(InvalidParameterError, match="noise of at most .* steps can be drawn"):
+        run(strategy, nodes=1, num_rounds=5)
+    assert strategy.releases == []
+
+
+def test_more_groups_than_cohorts_are_refused() -> None:
+    strategy = strategy_of(None, sampling="cyclic_poisson", groups=6)
+    with pytest.raises(InvalidParameterError, match="groups = 6: expected at most 5"):
+        run(strategy, nodes=1, num_rounds=9)
 
 
 def test_a_norm_that_changes_is_refused_before_anything_is_spent() -> None:

@@ -90,6 +90,19 @@ def test_limits_are_those_that_the_client_was_told_first(
     assert node.trained == 1
 
 
+def test_a_round_beyond_those_of_the_plan_is_declined(node: Node) -> None:
+    node.ask(17)
+    with pytest.raises(DeclinedError, match="round 21: the correlated noise is for 20 rounds"):
+        node.ask(21)
+
+
+def test_correlated_noise_does_not_become_independent_on_the_way(node: Node) -> None:
+    node.ask(1)
+    with pytest.raises(DeclinedError, match="began with correlated noise of another factor"):
+        node.ask(2, factor="independent", rounds=1, separation=1, participations=1)
+    assert node.trained == 1
+
+
 def test_independent_noise_needs_no_rest(node: Node) -> None:
     for server_round in (1, 2, 3, 4):
         node.ask(server_round, factor="independent", separation=1)

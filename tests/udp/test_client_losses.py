@@ -364,7 +364,7 @@ def test_everybody_is_asked_also_who_did_not_train_and_nobody_passes_the_cap(noi
 def test_who_has_spent_its_trainings_leaves_the_budget_of_the_losses_alone(tmp_path: Path) -> None:
     """Some are drawn more often than expected, and are asked again when nothing is left."""
     options = {**OPTIONS, "seed": 0, "noise": "gdp", "epsilon": 4.0, "share": 0.8}
-    strategy = make(UDP, **options, fraction_train=0.5)
+    strategy = make(UDP, **options, fraction_train=0.5, client_sampling="fixed")
     result = run_strategy(strategy, loss_app(), num_rounds=12, state=tmp_path)
     for i in range(4):
         entries = Ledger(tmp_path / f"{i}.ledger", data_set=str(i)).entries()

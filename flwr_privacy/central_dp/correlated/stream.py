@@ -55,6 +55,7 @@ from .factors import FRACTION_BITS, BufferedToeplitzFactor, Factor, ToeplitzFact
 
 __all__ = [
     "NoiseStream",
+    "check_sigma",
     "check_size",
     "digest_of",
     "largest_sigma",
@@ -81,6 +82,29 @@ def margin(factor: Factor) -> float:
 def largest_sigma(factor: Factor) -> float:
     """Return the largest standard deviation of z in grid steps for which there is a sampler."""
     return LARGEST_SCALE if isinstance(factor, TreeFactor) else LARGEST_SCALE / _ONE
+
+
+def check_sigma(factor: Factor, sigma: float) -> None:
+    """Refuse noise that is too strong for the sampler.
+
+    Parameters
+    ----------
+    factor : Factor
+        The factor.
+    sigma : float
+        Standard deviation of z in grid steps.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is: the grid is too fine.
+    """
+    if sigma > (most := largest_sigma(factor)):
+        raise InvalidParameterError(
+            "grid_bits",
+            math.ceil(math.log2(sigma / most)),
+            f"fewer by as many: correlated noise of at most {most:.3g} steps can be drawn",
+        )
 
 
 def check_size(factor: Factor, *, size: int, rounds: int, largest: float) -> None:
