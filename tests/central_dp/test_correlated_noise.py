@@ -376,7 +376,7 @@ def test_a_grid_that_is_too_fine_is_refused_before_anything_is_spent() -> None:
     strategy = make(
         CentralDP, privacy=privacy, fraction_train=0.2, clients=10, min_available_nodes=1
     )
-    with pytest.raises(InvalidParameterError, match="noise of at most .* steps can be drawn"):
+    with pytest.raises(InvalidParameterError, match="can be drawn"):
         run(strategy, nodes=1, num_rounds=5)
     assert strategy.releases == []
 
