@@ -1,7 +1,7 @@
 """Clipped updates under central differential privacy: one, their sum, and the mean made of it."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,11 @@ from flwr_privacy.privacy.updates import Update, check_start
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import METRICS
 
-from .model_noise import ModelNoise
 from .sensitivity import DISTRIBUTED, SERVER
 from .terms import CentralDPTerms
+
+if TYPE_CHECKING:  # the server's
+    from .model_noise import ModelNoise
 
 __all__ = ["CentralMean", "ClippedUpdate", "add_noise"]
 
@@ -167,7 +169,7 @@ class CentralMean(EvenMean):
         if terms.count_share:
             self.template[COUNT_NAME] = ((1,), np.dtype(np.int32))
 
-    def add_noise(self, random: SecureRandom, correlated: ModelNoise | None = None) -> None:
+    def add_noise(self, random: SecureRandom, correlated: "ModelNoise | None" = None) -> None:
         """Add the trusted server's noise to the sums, once, however few replies are in them.
 
         Parameters

@@ -7,7 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.central_dp.correlated.factors import Factor
-from flwr_privacy.central_dp.correlated.stream import check_sigma, check_size, new_stream
+from flwr_privacy.central_dp.correlated.stream import (
+    check_sigma,
+    check_size,
+    new_stream,
+    vectors_kept,
+)
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.randomness import SecureRandom
@@ -39,6 +44,11 @@ class ModelNoise:
         self._sizes = {name: np.size(model[name]) for name in sorted(model)}
         self._factor = factor
         self._stream = new_stream(factor, sum(self._sizes.values()))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are kept from round to round, and in each checkpoint, at most."""
+        return 8 * vectors_kept(self._factor) * sum(self._sizes.values())
 
     def check(self, terms: CentralDPTerms) -> None:
         """Refuse a grid that is too coarse for the truncated states of a `BLT`, or too fine.

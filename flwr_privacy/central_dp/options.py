@@ -10,7 +10,8 @@ from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
 from flwr_privacy.privacy.cohorts import CYCLIC_POISSON
 
-from .plan import GROUPS, CentralDPNoisePlan, unproven
+from .joint_cost import unproven
+from .plan import GROUPS, CentralDPNoisePlan
 from .sensitivity import DISTRIBUTED, SERVER, relation, sensitivity
 
 __all__ = ["AdaptiveClipping", "CentralNoise", "DistributedNoise", "ServerNoise"]

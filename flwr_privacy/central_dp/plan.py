@@ -6,15 +6,9 @@ from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from flwr_privacy.accounting import Charge, noise_multiplier
-from flwr_privacy.central_dp.correlated.errors import prefix_error
-from flwr_privacy.central_dp.correlated.factors import Factor, ToeplitzFactor
+from flwr_privacy.central_dp.correlated.factors import Factor
 from flwr_privacy.central_dp.correlated.options import CorrelatedNoise
-from flwr_privacy.central_dp.correlated.sensitivity import joint_sensitivities
-from flwr_privacy.central_dp.correlated.stream import digest_of, largest_sigma, margin
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.pipeline.participation_limits import INDEPENDENT
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, split
@@ -29,22 +23,17 @@ from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.udp.schedule import set_aside
 
+from .joint_cost import JointCost
 from .sensitivity import SERVER, amplified, relation, sensitivity
 from .terms import SHARE_REACH, CentralDPTerms
 
-__all__ = ["GROUPS", "CentralDPNoisePlan", "unproven"]
+__all__ = ["GROUPS", "CentralDPNoisePlan"]
 
 _GRID_BITS = 18
 """Steps of the grid up to the clipping norm, as a power of two, if noise leaves the room."""
 
 GROUPS = 4
 """With independent noise fewer groups are better, and with correlated noise more, up to a point."""
-
-_ROUNDED = 1e-8
-"""By how much a noise multiplier is rounded down at most, of itself: it has nine digits then."""
-
-_LEAST_ADDED = 1e-9
-"""A participation that adds next to nothing is charged as this much: a charge has some cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,9 +191,7 @@ class CentralDPNoisePlan:
         ):
             if clash:
                 raise InvalidParameterError(name, value, allowed)
-        bands = self.factor.bands if isinstance(self.factor, ToeplitzFactor) else self.rounds
-        if self.sampling == CYCLIC_POISSON and bands > self.separation:
-            raise unproven(self.correlated, self.separation)
+        self.joint_cost()  # or refuses more bands than groups
 
     @property
     def relation(self) -> str:
@@ -245,30 +232,34 @@ class CentralDPNoisePlan:
             return 1
         return min(rest(self.q), self.rounds, self.groups or GROUPS)
 
-    @cached_property
-    def factor(self) -> Factor:
-        """The factor C of correlated noise.
+    def joint_cost(self) -> JointCost:
+        """Return what the rounds cost a client together.
 
         Raises
         ------
         ValueError
             If noise is independent.
         """
-        if self.correlated is None:
+        if self._joint is None:
             raise ValueError("the noise of the rounds is independent")
-        return self.correlated.factor(
-            rounds=self.rounds, separation=self.separation, participations=self.releases
-        )
+        return self._joint
 
     @cached_property
-    def _joint(self) -> NDArray[np.float64]:
-        """How far participations move C x together, from one to all of them; clipped to norm 1."""
-        return margin(self.factor) * joint_sensitivities(
-            self.factor,
+    def _joint(self) -> JointCost | None:
+        if self.correlated is None:
+            return None
+        return JointCost(
+            correlated=self.correlated,
             rounds=self.rounds,
             separation=self.separation,
             participations=self.releases,
+            sampled=self.sampling == CYCLIC_POISSON and self.sampling_rate < 1,
         )
+
+    @property
+    def factor(self) -> Factor:
+        """The factor C of correlated noise; see `joint_cost`."""
+        return self.joint_cost().factor
 
     def affordable(self, releases: int) -> bool:
         """Return whether a client with a number of charges can be charged once more."""
@@ -280,12 +271,11 @@ class CentralDPNoisePlan:
 
         With correlated noise the standard deviation of z over the sensitivity of a single x.
         """
-        if self.correlated is not None and self.sampling_rate == 1:
-            one = self._least_noise(releases=1) / math.sqrt(1 - self.evaluation_share)
-            return float(self._joint[-1]) * one * (1 + _ROUNDED)
-        z = partial(self._least_noise, releases=self.releases)
         if self.sampling_rate == 1:
-            return z() / math.sqrt(1 - self.evaluation_share)
+            share = math.sqrt(1 - self.evaluation_share)
+            if self._joint is not None:
+                return self._joint.spread(one=self._least_noise(releases=1) / share, each=math.inf)
+            return self._least_noise(releases=self.releases) / share
         beside: tuple[Charge, ...] = ()
         if self.evaluations:
             evaluation = Charge(
@@ -294,11 +284,13 @@ class CentralDPNoisePlan:
                 count=self.evaluations,
             )
             beside = (evaluation,)
-        least = z(sampling=self.sampling_rate, accountant="rdp", beside=beside)
-        # Turns are further apart than bands, so what they move is orthogonal.
-        if self.correlated is None:
-            return least
-        return least * float(self._joint[0]) * (1 + _ROUNDED)
+        each = self._least_noise(
+            releases=self.releases,
+            sampling=self.sampling_rate,
+            accountant="rdp",
+            beside=beside,
+        )
+        return each if self._joint is None else self._joint.spread(one=math.inf, each=each)
 
     @property
     def evaluation_multiplier(self) -> float:
@@ -344,10 +336,9 @@ class CentralDPNoisePlan:
         """
         check_integer("participation", participation, minimum=1, maximum=self.releases)
         multiplier, gap = self.noise_multiplier, self.gap
-        if self.correlated is not None:
+        if self._joint is not None:
             gap = self.gap * self.releases if participation == 1 else 0.0
-            # Rounded, so that what costs the same is the same charge on the card.
-            multiplier = _rounded_down(multiplier / self._added(participation))
+            multiplier = self._joint.multiplier(multiplier, participation)
         return Charge(
             noise_multiplier=multiplier,
             neighbours=self.relation,
@@ -355,24 +346,11 @@ class CentralDPNoisePlan:
             gap=gap,
         )
 
-    def _added(self, participation: int) -> float:
-        """Return what a participation adds to the joint sensitivity, squares being added up."""
-        if self.sampling_rate < 1:
-            return float(self._joint[0])
-        before = self._joint[participation - 2] if participation > 1 else 0.0
-        added = math.sqrt(max(0.0, float(self._joint[participation - 1]) ** 2 - before**2))
-        return max(added, _LEAST_ADDED)
-
     @property
     def effective_multiplier(self) -> float:
         """Noise multiplier of independent noise with the same mean squared error of the models."""
-        if self.correlated is None:
-            return self.update_noise_multiplier
-        return (
-            self.noise_multiplier
-            * prefix_error(self.factor, rounds=self.rounds)
-            / math.sqrt((self.rounds + 1) / 2)
-        )
+        error = 1.0 if self._joint is None else self._joint.error
+        return self.update_noise_multiplier * error
 
     def state(self) -> dict[str, Any]:
         """Return everything that the plan was made of, as plain values.
@@ -380,8 +358,8 @@ class CentralDPNoisePlan:
         The factor is among them: another version of what optimises it may come to another one.
         """
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        factor = INDEPENDENT if self.correlated is None else digest_of(self.factor)
-        return {**values, "correlated": repr(self.correlated), "factor": factor}
+        told = {"factor": INDEPENDENT} if self._joint is None else self._joint.fields()
+        return {**values, "correlated": repr(self.correlated), "factor": told["factor"]}
 
     def terms(
         self,
@@ -412,17 +390,9 @@ class CentralDPNoisePlan:
             spread = self.update_noise_multiplier * sensitivity(1.0, neighbours=self.relation)
             reach = 1 + SHARE_REACH * spread / math.sqrt(parties)
             room = CODE_LIMIT / reach
-            if self.correlated is not None:
-                room = min(CODE_LIMIT, largest_sigma(self.factor) / spread)
+            if self._joint is not None:
+                room = min(CODE_LIMIT, self._joint.largest_sigma / spread)
             grid_bits = max(1, min(_GRID_BITS, math.floor(math.log2(room)) - 1))
-        joint: dict[str, Any] = {}
-        if self.correlated is not None:
-            joint = {
-                "factor": digest_of(self.factor),
-                "rounds": self.rounds,
-                "separation": self.separation,
-                "participations": self.releases,
-            }
         return CentralDPTerms(
             noise=self.noise,
             sampling=self.sampling,
@@ -437,7 +407,7 @@ class CentralDPNoisePlan:
             grid=CodeGrid.below(clipping_norm, bits=grid_bits).exponent,
             parties=parties,
             keep_back=list(keep_back),
-            **joint,
+            **({} if self._joint is None else self._joint.fields()),
         )
 
     @property
@@ -453,19 +423,3 @@ class CentralDPNoisePlan:
     @property
     def _set_aside(self) -> float:
         return set_aside(self.epsilon)
-
-
-def unproven(correlated: CorrelatedNoise | None, groups: int) -> InvalidParameterError:
-    """Return the error of a factor that reaches from one turn of a group to its next."""
-    return InvalidParameterError(
-        "correlated",
-        correlated,
-        f"BandedMF with at most {groups} bands, the rounds between two turns of a client, with "
-        "sampling = 'cyclic_poisson': for more no amplification is proven",
-    )
-
-
-def _rounded_down(multiplier: float) -> float:
-    """Return a noise multiplier with nine digits."""
-    unit = 10.0 ** (math.floor(math.log10(multiplier)) - 8)
-    return min(multiplier, math.floor(multiplier / unit) * unit)

@@ -16,7 +16,7 @@ from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.m2fdp.plan import boundary_tier
 from flwr_privacy.simulations.app.server_app import build_strategy, initial_arrays
 from flwr_privacy.simulations.settings.run_settings import Settings
-from flwr_privacy.strategies import ACFL, M2FDP, CentralDP
+from flwr_privacy.strategies import ACFL, M2FDP, UDP, CentralDP
 from flwr_privacy.strategies.udp.option_checks import check_evaluated
 from flwr_privacy.udp import RecordLevel, UserLevel
 from flwr_privacy.udp.plan import UDPPlan
@@ -124,7 +124,16 @@ def run_plan(
     """
     check_evaluated(privacy, None, evaluation)
     asked = 0.0 if evaluation is None else evaluation_q
-    return UDPPlan(privacy, None, (), evaluation, rounds=rounds, q=q, evaluation_q=asked)
+    return UDPPlan(
+        privacy,
+        None,
+        (),
+        evaluation,
+        rounds=rounds,
+        q=q,
+        evaluation_q=asked,
+        cohorts=UDP.client_sampling,
+    )
 
 
 def _shape(model: NDArray[Any]) -> dict[str, int]:

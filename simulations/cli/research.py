@@ -131,7 +131,10 @@ def calibrate(
     typer.echo(legend(rounds, fraction, sampling_rate=sampling_rate))
     noise = plan.terms([], {}, honest=1)[0].noise_multiplier
     aside = "is for noise on a grid"
-    typer.echo(f"A run with noise=gdp_fixed: noise multiplier {noise:.6g}.")
+    typer.echo(
+        f"A run with noise=gdp_fixed: noise multiplier {noise:.6g}. Its clients take turns, and so "
+        f"in {plan.schedule('').releases} rounds at most; the table is for cohorts drawn at random."
+    )
     if evaluation is not None:
         asked = plan.evaluation_terms()
         typer.echo(
@@ -139,7 +142,7 @@ def calibrate(
             f"{asked.sigma():.5g}; {plan.evaluations} at most."
         )
         aside = f"is for noise on a grid, and a share of {evaluation.share:g} for evaluations"
-    typer.echo(f"It is larger than that of the default: a part of epsilon {aside}.")
+    typer.echo(f"A part of epsilon {aside}.")
 
 
 def _evaluation_of(unit: str, given: Mapping[str, Any]) -> tuple["PrivateEvaluation | None", float]:

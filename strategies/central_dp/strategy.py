@@ -5,6 +5,7 @@ each client was asked, in the releases of the privacy card. So the record surviv
 counts every client that was asked, whether its answer came or not.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -57,6 +58,8 @@ from .option_checks import check_sum
 from .spent_budgets import participations_of, spent_clients, why_too_few
 
 __all__ = ["CentralDP"]
+
+logger = logging.getLogger("flwr.privacy")
 
 _OTHER_VERSIONS = ". Other versions of SciPy or NumPy come to another factor: resume with the same"
 
@@ -335,6 +338,8 @@ class CentralDP(SchemeStrategy):
         if self._correlated is None:
             model = {name: self._template[name] for name in terms.names(self._template)}
             self._correlated = ModelNoise(plan.factor, model)
+            megabytes = self._correlated.kept_bytes / 1e6
+            logger.info("correlated noise keeps %.3g MB, and so does each checkpoint", megabytes)
             if self._correlated_state is not None:
                 self._correlated.load(self._correlated_state)
         self._correlated.check(terms)

@@ -221,7 +221,7 @@ def test_the_command_shows_the_formulas_side_by_side(
     ]
     assert [line.split()[0] for line in lines[1:9]] == [mode.split()[0] for mode in MODES]
     assert "\n".join(lines[9:-2]) == legend(200, 1.0)
-    assert lines[-2] == "A run with noise=gdp_fixed: noise multiplier 6.79685."
+    assert lines[-2].startswith("A run with noise=gdp_fixed: noise multiplier 6.79685. ")
 
 
 def test_the_command_scales_the_noise_to_what_is_released(command: Command) -> None:

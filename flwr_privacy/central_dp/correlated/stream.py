@@ -61,6 +61,7 @@ __all__ = [
     "largest_sigma",
     "margin",
     "new_stream",
+    "vectors_kept",
 ]
 
 _ONE = 1 << FRACTION_BITS
@@ -82,6 +83,21 @@ def margin(factor: Factor) -> float:
 def largest_sigma(factor: Factor) -> float:
     """Return the largest standard deviation of z in grid steps for which there is a sampler."""
     return LARGEST_SCALE if isinstance(factor, TreeFactor) else LARGEST_SCALE / _ONE
+
+
+def vectors_kept(factor: Factor) -> int:
+    """Return how many vectors of the model's size are kept from round to round at most.
+
+    Examples
+    --------
+    >>> vectors_kept(TreeFactor(rounds=100))
+    7
+    """
+    if isinstance(factor, ToeplitzFactor):
+        return factor.bands - 1
+    if isinstance(factor, BufferedToeplitzFactor):
+        return len(factor.decays)
+    return factor.rounds.bit_length()
 
 
 def check_sigma(factor: Factor, sigma: float) -> None:
