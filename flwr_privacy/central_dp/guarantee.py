@@ -94,6 +94,16 @@ def guarantee_of(
             f"than {threshold} is not opened, so that at least {threshold - colluders} honest "
             "shares are in it"
         )
+    evidence = [
+        "tests of central DP: its clipping bounds, its noise, what clients charge",
+        "tests of noise in shares against the distribution that the sum must have",
+        "tests of the accountants against closed formulas and against each other",
+    ]
+    if plan.correlated is not None:
+        evidence.append(
+            "tests of correlated noise: its cost against all patterns of participation, and that "
+            "what is released follows from C x + z alone"
+        )
     return Guarantee(
         scheme="central-dp",
         protects="all data of a client",
@@ -103,11 +113,7 @@ def guarantee_of(
         delta=plan.delta,
         not_protected=tuple(not_protected),
         assumptions=tuple(assumptions),
-        evidence=(
-            "tests of central DP: its clipping bounds, its noise, what clients charge",
-            "tests of noise in shares against the distribution that the sum must have",
-            "tests of the accountants against closed formulas and against each other",
-        ),
+        evidence=tuple(evidence),
         void=void if insecure else "",
     )
 
