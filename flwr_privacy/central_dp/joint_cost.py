@@ -73,19 +73,17 @@ class JointCost:
             participations=self.participations,
         )
 
-    def spread(self, *, one: float, each: float) -> float:
+    def spread(self, needed: float) -> float:
         """Return the noise multiplier of z over the distance of a single update.
 
         Parameters
         ----------
-        one : float
-            Noise multiplier that all rounds need as one release.
-        each : float
-            Noise multiplier that each of several releases with samples needs; it counts where
-            `sampled`.
+        needed : float
+            Noise multiplier that all rounds need as one release; where `sampled`, that each of
+            `participations` releases needs.
         """
-        whole = each * self._joint[0] if self.sampled else one * self._joint[-1]
-        return float(whole) * (1 + _ROUNDED)
+        whole = self._joint[0 if self.sampled else -1]
+        return float(whole) * needed * (1 + _ROUNDED)
 
     def multiplier(self, spread: float, participation: int) -> float:
         """Return the noise multiplier that a participation is charged with.

@@ -1,7 +1,8 @@
 """Clipped updates under central differential privacy: one, their sum, and the mean made of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,10 @@ from flwr_privacy.wire.message import METRICS
 from .sensitivity import DISTRIBUTED, SERVER
 from .terms import CentralDPTerms
 
-if TYPE_CHECKING:  # the server's
-    from .model_noise import ModelNoise
+__all__ = ["AddNoise", "CentralMean", "ClippedUpdate", "add_noise"]
 
-__all__ = ["CentralMean", "ClippedUpdate", "add_noise"]
+AddNoise = Callable[[dict[str, NDArray[np.int64]], CentralDPTerms, SecureRandom], None]
+"""Adds the noise of a round to sums of codes."""
 
 
 class _Measured(NamedTuple):
@@ -169,15 +170,16 @@ class CentralMean(EvenMean):
         if terms.count_share:
             self.template[COUNT_NAME] = ((1,), np.dtype(np.int32))
 
-    def add_noise(self, random: SecureRandom, correlated: "ModelNoise | None" = None) -> None:
+    def add_noise(self, random: SecureRandom, noise: AddNoise | None = None) -> None:
         """Add the trusted server's noise to the sums, once, however few replies are in them.
 
         Parameters
         ----------
         random : SecureRandom
             Where it comes from.
-        correlated : ModelNoise, optional
-            Noise of the round that goes with that of earlier rounds; by default it is independent.
+        noise : callable, optional
+            Adds it to sums by name, in place, for some terms; by default `add_noise`, independently
+            of other rounds.
 
         Raises
         ------
@@ -188,10 +190,7 @@ class CentralMean(EvenMean):
             raise InvalidParameterError("noise", self._terms.noise, SERVER)
         for name, (shape, _) in self.template.items():
             self._sums.setdefault(name, np.zeros(shape, self.sum_dtype))
-        if correlated is None:
-            add_noise(self._sums, self._terms, random)
-        else:
-            correlated.add_to(self._sums, self._terms, random)
+        (noise or add_noise)(self._sums, self._terms, random)
 
     def settle(self, number: float) -> float | None:
         """Divide the sums by a number of contributions; remove and return the count.

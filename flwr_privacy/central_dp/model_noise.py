@@ -32,15 +32,9 @@ class ModelNoise:
         How the noise of rounds goes together.
     model : Mapping of str to ndarray
         The arrays whose updates are summed.
-
-    Attributes
-    ----------
-    server_round : int
-        The round whose noise is added next.
     """
 
     def __init__(self, factor: Factor, model: Arrays) -> None:
-        self.server_round = 1
         self._sizes = {name: np.size(model[name]) for name in sorted(model)}
         self._factor = factor
         self._stream = new_stream(factor, sum(self._sizes.values()))
@@ -64,9 +58,13 @@ class ModelNoise:
         check_size(self._factor, size=size, rounds=terms.rounds, largest=largest)
 
     def add_to(
-        self, sums: dict[str, NDArray[np.int64]], terms: CentralDPTerms, random: SecureRandom
+        self,
+        server_round: int,
+        sums: dict[str, NDArray[np.int64]],
+        terms: CentralDPTerms,
+        random: SecureRandom,
     ) -> None:
-        """Add the noise of `server_round` in place.
+        """Add the noise of a round in place.
 
         Raises
         ------
@@ -74,12 +72,12 @@ class ModelNoise:
             If it was added to another sum of the same round, or the round is not one of those whose
             cost was planned.
         """
-        if self.server_round > terms.rounds:
+        if server_round > terms.rounds:
             raise ProtocolError(
-                f"round {self.server_round}: the correlated noise is for {terms.rounds} rounds"
+                f"round {server_round}: the correlated noise is for {terms.rounds} rounds"
             )
         sigma = terms.sigma() / CodeGrid(terms.grid).step
-        noise = self._stream.draw(self.server_round, sigma, random)
+        noise = self._stream.draw(server_round, sigma, random)
         begin = 0
         for name, size in self._sizes.items():
             sums[name] += noise[begin : begin + size].reshape(sums[name].shape)

@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from flwr_privacy.accounting import Charge, noise_multiplier
-from flwr_privacy.central_dp.correlated.factors import Factor
 from flwr_privacy.central_dp.correlated.options import CorrelatedNoise
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.pipeline.participation_limits import INDEPENDENT
@@ -16,7 +15,7 @@ from flwr_privacy.privacy.cohorts import (
     BALANCED,
     CYCLIC_POISSON,
     POISSON,
-    most_participations,
+    planned_participations,
     rest,
 )
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
@@ -191,7 +190,7 @@ class CentralDPNoisePlan:
         ):
             if clash:
                 raise InvalidParameterError(name, value, allowed)
-        self.joint_cost()  # or refuses more bands than groups
+        _ = self.joint  # or refuses more bands than groups
 
     @property
     def relation(self) -> str:
@@ -209,11 +208,13 @@ class CentralDPNoisePlan:
         """Number of charges that a client's budget is planned for.
 
         All rounds where every client is charged in every round (``poisson`` by a trusted server);
-        otherwise those of `flwr_privacy.privacy.cohorts.most_participations`.
+        otherwise those of `flwr_privacy.privacy.cohorts.planned_participations`.
         """
         if self.sampling == POISSON and amplified(self.noise, self.sampling):
             return self.rounds
-        return most_participations(self.sampling, rounds=self.rounds, q=self.q, groups=self._groups)
+        return planned_participations(
+            self.sampling, rounds=self.rounds, q=self.q, groups=self._groups
+        )
 
     @property
     def separation(self) -> int:
@@ -232,20 +233,9 @@ class CentralDPNoisePlan:
             return 1
         return min(rest(self.q), self.rounds, self.groups or GROUPS)
 
-    def joint_cost(self) -> JointCost:
-        """Return what the rounds cost a client together.
-
-        Raises
-        ------
-        ValueError
-            If noise is independent.
-        """
-        if self._joint is None:
-            raise ValueError("the noise of the rounds is independent")
-        return self._joint
-
     @cached_property
-    def _joint(self) -> JointCost | None:
+    def joint(self) -> JointCost | None:
+        """What the rounds cost a client together; None where their noise is independent."""
         if self.correlated is None:
             return None
         return JointCost(
@@ -255,11 +245,6 @@ class CentralDPNoisePlan:
             participations=self.releases,
             sampled=self.sampling == CYCLIC_POISSON and self.sampling_rate < 1,
         )
-
-    @property
-    def factor(self) -> Factor:
-        """The factor C of correlated noise; see `joint_cost`."""
-        return self.joint_cost().factor
 
     def affordable(self, releases: int) -> bool:
         """Return whether a client with a number of charges can be charged once more."""
@@ -273,8 +258,8 @@ class CentralDPNoisePlan:
         """
         if self.sampling_rate == 1:
             share = math.sqrt(1 - self.evaluation_share)
-            if self._joint is not None:
-                return self._joint.spread(one=self._least_noise(releases=1) / share, each=math.inf)
+            if self.joint is not None:
+                return self.joint.spread(self._least_noise(releases=1) / share)
             return self._least_noise(releases=self.releases) / share
         beside: tuple[Charge, ...] = ()
         if self.evaluations:
@@ -290,7 +275,7 @@ class CentralDPNoisePlan:
             accountant="rdp",
             beside=beside,
         )
-        return each if self._joint is None else self._joint.spread(one=math.inf, each=each)
+        return each if self.joint is None else self.joint.spread(each)
 
     @property
     def evaluation_multiplier(self) -> float:
@@ -336,9 +321,9 @@ class CentralDPNoisePlan:
         """
         check_integer("participation", participation, minimum=1, maximum=self.releases)
         multiplier, gap = self.noise_multiplier, self.gap
-        if self._joint is not None:
+        if self.joint is not None:
             gap = self.gap * self.releases if participation == 1 else 0.0
-            multiplier = self._joint.multiplier(multiplier, participation)
+            multiplier = self.joint.multiplier(multiplier, participation)
         return Charge(
             noise_multiplier=multiplier,
             neighbours=self.relation,
@@ -349,7 +334,7 @@ class CentralDPNoisePlan:
     @property
     def effective_multiplier(self) -> float:
         """Noise multiplier of independent noise with the same mean squared error of the models."""
-        error = 1.0 if self._joint is None else self._joint.error
+        error = 1.0 if self.joint is None else self.joint.error
         return self.update_noise_multiplier * error
 
     def state(self) -> dict[str, Any]:
@@ -358,7 +343,7 @@ class CentralDPNoisePlan:
         The factor is among them: another version of what optimises it may come to another one.
         """
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        told = {"factor": INDEPENDENT} if self._joint is None else self._joint.fields()
+        told = {"factor": INDEPENDENT} if self.joint is None else self.joint.fields()
         return {**values, "correlated": repr(self.correlated), "factor": told["factor"]}
 
     def terms(
@@ -390,8 +375,8 @@ class CentralDPNoisePlan:
             spread = self.update_noise_multiplier * sensitivity(1.0, neighbours=self.relation)
             reach = 1 + SHARE_REACH * spread / math.sqrt(parties)
             room = CODE_LIMIT / reach
-            if self._joint is not None:
-                room = min(CODE_LIMIT, self._joint.largest_sigma / spread)
+            if self.joint is not None:
+                room = min(CODE_LIMIT, self.joint.largest_sigma / spread)
             grid_bits = max(1, min(_GRID_BITS, math.floor(math.log2(room)) - 1))
         return CentralDPTerms(
             noise=self.noise,
@@ -407,7 +392,7 @@ class CentralDPNoisePlan:
             grid=CodeGrid.below(clipping_norm, bits=grid_bits).exponent,
             parties=parties,
             keep_back=list(keep_back),
-            **({} if self._joint is None else self._joint.fields()),
+            **({} if self.joint is None else self.joint.fields()),
         )
 
     @property

@@ -26,8 +26,8 @@ __all__ = [
     "FIXED",
     "POISSON",
     "drawn_alone",
-    "most_participations",
     "participations",
+    "planned_participations",
     "rest",
 ]
 
@@ -55,7 +55,7 @@ def rest(q: float) -> int:
     return math.floor(1 / q + _ROUNDING)
 
 
-def most_participations(cohorts: str, *, rounds: int, q: float, groups: int = 1) -> int:
+def planned_participations(cohorts: str, *, rounds: int, q: float, groups: int = 1) -> int:
     """Return for how many rounds of a client its budget has to suffice.
 
     Parameters
@@ -78,7 +78,7 @@ def most_participations(cohorts: str, *, rounds: int, q: float, groups: int = 1)
 
     Examples
     --------
-    >>> [most_participations(c, rounds=100, q=0.1, groups=4) for c in COHORTS]
+    >>> [planned_participations(c, rounds=100, q=0.1, groups=4) for c in COHORTS]
     [18, 10, 18, 25]
     """
     check_choice("cohorts", cohorts, COHORTS)

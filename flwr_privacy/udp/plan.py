@@ -11,7 +11,7 @@ from flwr_privacy.errors import CheckpointError, InvalidParameterError
 from flwr_privacy.evaluation.options import PrivateEvaluation
 from flwr_privacy.evaluation.plan import planned_terms
 from flwr_privacy.evaluation.terms import EvaluationTerms
-from flwr_privacy.privacy.cohorts import most_participations, participations
+from flwr_privacy.privacy.cohorts import participations, planned_participations
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 
 from .loss import LossTerms
@@ -113,7 +113,7 @@ class UDPPlan:
         # Nobody evaluates more often than it trains.
         trainings = rounds
         if self.privacy.noise == FIXED:
-            trainings = most_participations(self.cohorts, rounds=rounds, q=self.q)
+            trainings = planned_participations(self.cohorts, rounds=rounds, q=self.q)
         return min(count, trainings)
 
     @property

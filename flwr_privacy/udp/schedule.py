@@ -6,7 +6,7 @@ from functools import cached_property, partial
 
 from flwr_privacy.accounting import ADD_REMOVE, REPLACE_ONE, Charge, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.privacy.cohorts import most_participations
+from flwr_privacy.privacy.cohorts import planned_participations
 
 from .budgets import budget, check_budget
 from .paper_noise import sigma_paper
@@ -138,7 +138,7 @@ class UDPNoisePlan:
         known = (FIXED, PLD_SECRET)
         if self.noise not in known:
             return self.rounds
-        return most_participations(self.cohorts, rounds=self.rounds, q=self.q)
+        return planned_participations(self.cohorts, rounds=self.rounds, q=self.q)
 
     @cached_property
     def noise_multiplier(self) -> float:

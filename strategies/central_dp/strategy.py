@@ -19,7 +19,8 @@ from flwr.serverapp import Grid
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.central_dp.guarantee import guarantee_of
-from flwr_privacy.central_dp.mean import CentralMean
+from flwr_privacy.central_dp.joint_cost import JointCost
+from flwr_privacy.central_dp.mean import AddNoise, CentralMean, add_noise
 from flwr_privacy.central_dp.model_noise import ModelNoise
 from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
 from flwr_privacy.central_dp.plan import CentralDPNoisePlan
@@ -171,7 +172,6 @@ class CentralDP(SchemeStrategy):
         }
         if self.privacy.noise == DISTRIBUTED and self.secure_sum is None:
             self.secure_sum = SecureSum()
-        self._alone = drawn_alone(self.privacy.sampling)
         check_sum(self.secure_sum, noise=self.privacy.noise, sampling=self.privacy.sampling)
         self.privacy.plan(self.clipping, rounds=1, q=1.0)  # or refuses the two together
         asked = self.fraction_evaluate if self.evaluation is not None else 0.0
@@ -217,8 +217,8 @@ class CentralDP(SchemeStrategy):
         plan = self._planned()
         spread = plan.effective_multiplier * sensitivity(1.0, neighbours=plan.relation)
         weights = sum(np.size(self._template[name]) for name in names)
-        if plan.correlated is not None:
-            self._begin_correlated(plan, terms)
+        if plan.joint is not None:
+            self._begin_correlated(plan.joint, terms)
 
         def forecast(clients: int) -> Forecast:
             return Forecast(
@@ -284,7 +284,7 @@ class CentralDP(SchemeStrategy):
     def bounds_of(self, clients: list[str], server_round: int) -> Bounds:
         """Return the bounds of the codes, noise included; every client weighs 1."""
         cohort = len(clients)
-        if self._alone:
+        if drawn_alone(self.privacy.sampling):
             # What does not fit the usual cohort ends the run; the others are skipped.
             self._bounds(max(2, round(self._planned().q * self._population)))
             try:
@@ -317,9 +317,10 @@ class CentralDP(SchemeStrategy):
         if self._amplified or self._correlated is not None:  # the same number in every round
             number = self._planned().q * self._population
         if terms.noise == SERVER:
+            noise: AddNoise = add_noise
             if self._correlated is not None:
-                self._correlated.server_round = server_round
-            mean.add_noise(self._random(server_round), self._correlated)
+                noise = partial(self._correlated.add_to, server_round)
+            mean.add_noise(self._random(server_round), noise)
         below = mean.settle(float(number))
         shares = len(mean.clients) if terms.noise == DISTRIBUTED else 1
         self._of_round = {"sigma": terms.share_sigmas()[0] * math.sqrt(shares)}
@@ -333,11 +334,11 @@ class CentralDP(SchemeStrategy):
             )
         return mean
 
-    def _begin_correlated(self, plan: CentralDPNoisePlan, terms: CentralDPTerms) -> None:
+    def _begin_correlated(self, joint: JointCost, terms: CentralDPTerms) -> None:
         """Begin or resume the noise that goes over all rounds, once the model is known."""
         if self._correlated is None:
             model = {name: self._template[name] for name in terms.names(self._template)}
-            self._correlated = ModelNoise(plan.factor, model)
+            self._correlated = ModelNoise(joint.factor, model)
             megabytes = self._correlated.kept_bytes / 1e6
             logger.info("correlated noise keeps %.3g MB, and so does each checkpoint", megabytes)
             if self._correlated_state is not None:

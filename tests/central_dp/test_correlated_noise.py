@@ -60,7 +60,7 @@ def plan_of(correlated: CorrelatedNoise | None, **options: Any) -> CentralDPNois
 def test_charges_add_up_to_the_joint_sensitivity_after_each_participation(name: str) -> None:
     plan = plan_of(OPTIONS[name])
     assert (plan.releases, plan.separation) == (3, 5)
-    joint = joint_sensitivities(plan.factor, rounds=ROUNDS, separation=5, participations=3)
+    joint = joint_sensitivities(plan.joint.factor, rounds=ROUNDS, separation=5, participations=3)
     charges = [plan.charge(number) for number in (1, 2, 3)]
     for made in (1, 2, 3):
         mu = joint[made - 1] / plan.noise_multiplier
@@ -98,7 +98,7 @@ def test_groups_that_take_turns_are_amplified_and_charged_alike() -> None:
     assert plan.relation == "add_remove"
     charges = [plan.charge(number) for number in range(1, 6)]
     assert len({charge.noise_multiplier for charge in charges}) == 1
-    column = plan.factor.column(20)  # type: ignore[union-attr]
+    column = plan.joint.factor.column(20)  # type: ignore[union-attr]
     one = plan.noise_multiplier / np.linalg.norm(column)
     assert charges[0].noise_multiplier == pytest.approx(one, rel=1e-9)
     assert spent(charges, delta=1e-5, accountant="rdp") <= 8.0
@@ -145,7 +145,7 @@ def test_the_noise_of_all_rounds_is_that_of_the_factor(name: str) -> None:
     plan, terms = strategy.plan, strategy.terms
     assert plan is not None
     assert terms is not None
-    z = whitened(plan.factor, noise)
+    z = whitened(plan.joint.factor, noise)
     # Neighbours move the sum by 2C.
     sigma = plan.noise_multiplier * 2 * 0.5 / 2.0**terms.grid
     for t in range(ROUNDS):

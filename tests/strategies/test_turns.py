@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from flwr_privacy.privacy.cohorts import BALANCED, most_participations, rest
+from flwr_privacy.privacy.cohorts import BALANCED, planned_participations, rest
 from flwr_privacy.strategies.turns import Turns
 from flwr_privacy.wire.documents import dumps, loads
 
@@ -30,7 +30,7 @@ def test_taking_turns_asks_nobody_more_often_than_balanced_says(
             counts[name] += 1
         turns.take(server_round, chosen)
     q = asked / clients
-    assert max(counts.values()) == most_participations(BALANCED, rounds=rounds, q=q)
+    assert max(counts.values()) == planned_participations(BALANCED, rounds=rounds, q=q)
     assert shortest >= rest(q)
 
 

@@ -29,12 +29,15 @@ from .training import Heard, Model, crafted_app, listen
 
 __all__ = [
     "NORM",
+    "SIZES",
+    "SUM_KINDS",
     "by_server",
     "central_sampled",
     "central_server",
     "central_shares",
     "charges_of",
     "in_shares",
+    "loop_options",
     "published",
 ]
 
@@ -42,8 +45,8 @@ NORM = 0.5
 """Clipping norm of CentralDP."""
 
 _NAMES = [name for name in MODEL if name != COUNTER]
-_SIZES = tuple(int(np.size(MODEL[name])) for name in _NAMES)
-_KINDS = [kind for kind in KINDS if kind not in ("fails", "NaN", "infinite")]
+SIZES = tuple(int(np.size(MODEL[name])) for name in _NAMES)
+SUM_KINDS = [kind for kind in KINDS if kind not in ("fails", "NaN", "infinite")]
 
 
 def central_server(
@@ -125,7 +128,7 @@ def central_sampled(
             sampling="poisson",
             insecure_seed=insecure_seed,
         ),
-        loop=_loop(),
+        loop=loop_options(),
         fraction_train=rate,
         min_train_nodes=1,
         min_available_nodes=clients,
@@ -170,7 +173,7 @@ def by_server(
         privacy=ServerNoise(
             epsilon=epsilon, delta=DELTA, clipping_norm=NORM, insecure_seed=insecure_seed
         ),
-        loop=_loop(),
+        loop=loop_options(),
         min_train_nodes=clients,
         min_available_nodes=clients,
         rounds=rounds,
@@ -185,14 +188,15 @@ def in_shares(strategy: type[CentralDP], *, epsilon: float, clients: int, rounds
     return strategy(
         privacy=DistributedNoise(epsilon=epsilon, delta=DELTA, clipping_norm=NORM),
         secure_sum=SecureSum(threshold=clients, colluders=clients // 5),
-        loop=_loop(),
+        loop=loop_options(),
         min_train_nodes=clients,
         min_available_nodes=clients,
         rounds=rounds,
     )
 
 
-def _loop() -> LoopOptions:
+def loop_options() -> LoopOptions:
+    """Return the loop of an audit: always the same experiment, and no card."""
     return LoopOptions(experiment_id="audit", seed=0, write_card=False)
 
 
@@ -234,7 +238,7 @@ def _heard(
                 values=update * clients,
                 expected=own.expected,
                 sigma=charge.noise_multiplier * 2 * NORM,
-                blocks=_SIZES,
+                blocks=SIZES,
                 canary=own.direction,
                 reach=own.reach,
                 said=(_counter(heard),),
@@ -250,7 +254,7 @@ def _heard(
 
 def _planted(server_round: int, clients: int) -> tuple[Canary, str]:
     """Return the canary of a round, and who has it."""
-    kind = _KINDS[server_round % len(_KINDS)]
+    kind = SUM_KINDS[server_round % len(SUM_KINDS)]
     return canary(kind, NORM, "sum", server_round), str(server_round % clients)
 
 

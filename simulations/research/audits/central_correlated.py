@@ -5,24 +5,22 @@ A factor that is not applied, applied twice, or whose state is lost on the way l
 of these products have in common.
 """
 
+import math
+
 import numpy as np
 
-from flwr_privacy.central_dp.correlated.options import BandedMF, CorrelatedNoise
+from flwr_privacy.central_dp.correlated.options import BLT, BandedMF
 from flwr_privacy.clients import CentralDPClient, SchemeClient, as_mod
-from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.strategies import CentralDP, LoopOptions, ServerNoise
+from flwr_privacy.strategies import CentralDP, ServerNoise
 from flwr_privacy.wire.message import TRAIN
 
-from .canaries import COUNTER, KINDS, MODEL, canary
-from .central import NORM, published
+from .canaries import MODEL, canary
+from .central import NORM, SIZES, SUM_KINDS, loop_options, published
 from .claims import DELTA, claim_of
 from .observed import Released, Session
 from .training import Model, crafted_app, listen
 
 __all__ = ["central_correlated"]
-
-_KINDS = [kind for kind in KINDS if kind not in ("fails", "NaN", "infinite")]
-_SIZES = tuple(int(np.size(MODEL[name])) for name in MODEL if name != COUNTER)
 
 
 def central_correlated(
@@ -30,7 +28,7 @@ def central_correlated(
     epsilon: float = 1000.0,
     clients: int = 5,
     rounds: int = 10,
-    correlated: CorrelatedNoise | None = None,
+    correlated: BandedMF | BLT | None = None,
     strategy: type[CentralDP] = CentralDP,
     half: type[SchemeClient] = CentralDPClient,
     insecure_seed: int | None = None,
@@ -49,29 +47,29 @@ def central_correlated(
         The halves of the scheme.
     insecure_seed : int, optional
         Seed of the noise, for tests.
-
-    Raises
-    ------
-    InvalidParameterError
-        If the factor is a tree, which is no square matrix.
     """
+    correlated = correlated or BandedMF()
+    turns = math.ceil(rounds / clients)
+    factor = correlated.factor(rounds=rounds, separation=clients, participations=turns)
+    column = factor.column(rounds)
     made = strategy(
         privacy=ServerNoise(
             epsilon=epsilon,
             delta=DELTA,
             clipping_norm=NORM,
             sampling="balanced",
-            correlated=correlated or BandedMF(),
+            correlated=correlated,
             insecure_seed=insecure_seed,
         ),
-        loop=LoopOptions(experiment_id="audit", seed=0, write_card=False),
+        loop=loop_options(),
         fraction_train=1 / clients,
         min_train_nodes=1,
         min_available_nodes=clients,
         rounds=rounds,
     )
     planted = [
-        canary(_KINDS[place % len(_KINDS)], NORM, "sum", place) for place in range(1, rounds + 1)
+        canary(SUM_KINDS[place % len(SUM_KINDS)], NORM, "sum", place)
+        for place in range(1, rounds + 1)
     ]
 
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
@@ -87,7 +85,6 @@ def central_correlated(
         simulated=True,
         insecure_seed=insecure_seed,
     )
-    column = _column(made, rounds)
     first = next(release.charge for release in made.releases)
     sigma = first.noise_multiplier * float(np.linalg.norm(column)) * 2 * NORM
     steps = np.array(published(heard, MODEL))
@@ -99,7 +96,7 @@ def central_correlated(
             values=column[: place + 1][::-1] @ steps[: place + 1],
             expected=column[: place + 1][::-1] @ updates[: place + 1],
             sigma=sigma,
-            blocks=_SIZES,
+            blocks=SIZES,
             canary=own.direction,
             reach=own.reach,
         )
@@ -112,12 +109,3 @@ def central_correlated(
         claim=claim_of(charges, budget=epsilon, turn=2.0),
         answered={TRAIN: len(charges)},
     )
-
-
-def _column(made: CentralDP, rounds: int) -> np.ndarray:
-    """Return the first column of C."""
-    factor = made.plan.factor if made.plan is not None else None
-    if factor is None or not hasattr(factor, "column"):
-        raise InvalidParameterError("correlated", factor, "BandedMF or BLT")
-    column: np.ndarray = factor.column(rounds)
-    return column

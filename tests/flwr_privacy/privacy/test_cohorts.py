@@ -10,20 +10,20 @@ from flwr_privacy.privacy.cohorts import (
     FIXED,
     POISSON,
     drawn_alone,
-    most_participations,
     participations,
+    planned_participations,
     rest,
 )
 
 
 def test_random_sets_need_more_room_than_turns() -> None:
-    assert most_participations(FIXED, rounds=100, q=0.1) == participations(100, 0.1) == 18
-    assert most_participations(POISSON, rounds=100, q=0.1) == 18
-    assert most_participations(BALANCED, rounds=100, q=0.1) == 10
+    assert planned_participations(FIXED, rounds=100, q=0.1) == participations(100, 0.1) == 18
+    assert planned_participations(POISSON, rounds=100, q=0.1) == 18
+    assert planned_participations(BALANCED, rounds=100, q=0.1) == 10
     assert [rest(q) for q in (0.1, 1 / 3, 0.4, 1.0)] == [10, 3, 2, 1]
-    assert most_participations(CYCLIC_POISSON, rounds=101, q=0.1, groups=4) == 26
+    assert planned_participations(CYCLIC_POISSON, rounds=101, q=0.1, groups=4) == 26
     for cohorts in (FIXED, BALANCED, POISSON):
-        assert most_participations(cohorts, rounds=30, q=1.0) == 30
+        assert planned_participations(cohorts, rounds=30, q=1.0) == 30
 
 
 def test_random_sets_stay_below_the_quantile() -> None:
@@ -35,7 +35,7 @@ def test_random_sets_stay_below_the_quantile() -> None:
 
 def test_bad_values_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match="cohorts = 'all'"):
-        most_participations("all", rounds=1, q=1.0)
+        planned_participations("all", rounds=1, q=1.0)
     with pytest.raises(InvalidParameterError, match=r"q = 0\.0"):
         participations(1, 0.0)
     assert [drawn_alone(c) for c in (FIXED, BALANCED, POISSON, CYCLIC_POISSON)] == [
