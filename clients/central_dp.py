@@ -48,7 +48,7 @@ class CentralDPClient(EvaluatingClient):
         return Release(
             mechanism=mechanism,
             work=lambda _, __: train(arrays).arrays,
-            rehearsal=self.rehearsal(arrays, train),
+            rehearsal=self.rehearsal(arrays, fields, train),
         )
 
     def accumulator(self, phase: str, arrays: Arrays, fields: Fields) -> WeightedMean:

@@ -60,7 +60,7 @@ class UDPClient(EvaluatingClient):
             return Release(
                 mechanism=terms,
                 work=lambda _, __: train(arrays).arrays,
-                rehearsal=self.rehearsal(arrays, train),
+                rehearsal=self.rehearsal(arrays, fields, train),
             )
         return Release(
             mechanism=terms,

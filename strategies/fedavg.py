@@ -32,6 +32,12 @@ class FedAvg(SchemeStrategy):
     keep_back : sequence of str, default ()
         Arrays that are not sent under a secure sum, beside those of integers, which never are: the
         model keeps the server's values of them.
+    trainable : sequence of str, optional
+        Names of the arrays that are trained, or patterns (``"*.lora_*"``): adapters, a head. The
+        others are frozen: they never travel, and every client must have the same, which it checks.
+        By default all arrays are trained. What ``requires_grad`` says is
+        `flwr_privacy.clients.torch.trainable_names`; the clients call
+        `flwr_privacy.clients.torch.load_trainable`.
 
     Guarantee
     ---------
@@ -48,6 +54,7 @@ class FedAvg(SchemeStrategy):
     """
 
     keep_back: Sequence[str] = ()
+    trainable: Sequence[str] | None = None
 
     scheme: ClassVar[str] = "fedavg"
     summable: ClassVar[bool] = True
@@ -56,6 +63,7 @@ class FedAvg(SchemeStrategy):
         super().__post_init__()
         self._keep_back = tuple(self.keep_back)
         self._keep_back_given = self._keep_back
+        self.use_trainable(self.trainable)
         if self.keep_back and self.secure_sum is None:
             allowed = "() without a secure sum: the clients send whatever your app returns"
             raise InvalidParameterError("keep_back", self.keep_back, allowed)

@@ -116,7 +116,7 @@ class M2FDPClient(EvaluatingClient):
             return deliver(me, fields)
         terms = records.read(M2FDPTerms, fields)
         # Records of its own training are counted instead, where one of them is protected.
-        tried = None if terms.unit == "record" else self.rehearsal(arrays, train)
+        tried = None if terms.unit == "record" else self.rehearsal(arrays, fields, train)
         if terms.hides:
             return _sealed_update(me, terms, fields, dict(arrays), train, tried)
         return _update(terms, fields, dict(arrays), train, tried)

@@ -7,6 +7,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -21,9 +22,11 @@ from flwr_privacy.pipeline.operator_checks import check_summed, check_unaccounte
 from flwr_privacy.pipeline.request import request_of
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.wire.arrays import Arrays, zeros_like
+from flwr_privacy.wire.frozen import FROZEN
 from flwr_privacy.wire.message import EVALUATE, METRICS, RECORD, TRAIN, Fields
 
 from .context_store import ContextStore, is_simulated_client, refuse_node_keys, rules_of
+from .rehearsal import loading
 
 if TYPE_CHECKING:
     from .generated import RecordLayout
@@ -201,23 +204,30 @@ class SchemeClient(NumPyClient):
         """
         return {}, {METRICS: self.handle_evaluation(arrays, fields, evaluate)}
 
-    def rehearsal(self, start: Arrays, train: Train) -> Callable[[], None] | None:
+    def rehearsal(self, start: Arrays, fields: Fields, train: Train) -> Callable[[], None] | None:
         """Return a function that tries a training on generated records, or says that it cannot.
 
         A simulated client says nothing where its app declares no records: its failures are loud.
+        Where the question has frozen weights, the training is first tried up to where it has loaded
+        its model.
 
         Parameters
         ----------
         start : Mapping of str to ndarray
-            The model; zeros take its place.
+            The model; zeros take its place, or made-up values where a part of it is trained.
+        fields : dict
+            As those of `handle`.
         train : callable
             The user's local training.
         """
         layout, simulated = self.records, is_simulated_client(self._context())
-        if layout is None and simulated:
+        if layout is None and simulated and FROZEN not in fields:
             return None
 
         def rehearse() -> None:
+            self.check_model(start, fields, train)
+            if layout is None and simulated:
+                return
             if layout is None:
                 logger.warning(
                     "the training is not rehearsed: the app declares no records. %s", _ZERO
@@ -241,6 +251,38 @@ class SchemeClient(NumPyClient):
             )
 
         return rehearse
+
+    def check_model(self, start: Arrays, fields: Fields, train: Train) -> None:
+        """Try a training up to where it has loaded its model, and report what is wrong with that.
+
+        Without frozen weights in the question it does nothing. What else the user's code raises may
+        be a matter of its data, and is not told for nothing: only simulated clients tell it.
+
+        Parameters
+        ----------
+        start, fields, train
+            As those of `rehearsal`.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the frozen weights, or the arrays that are trained, are not those of the question.
+        """
+        if FROZEN not in fields:
+            return
+        from .generated import trial  # late: most apps declare no records
+
+        layout, simulated = self.records, is_simulated_client(self._context())
+        with trial(layout) if layout is not None else nullcontext(), loading() as model:
+            try:
+                train(zeros_like(start))
+            except Exception:
+                if simulated:
+                    raise
+        if model.error is not None:
+            raise model.error
+        if not model.done and not simulated:
+            logger.warning("the training's model is not checked before the first charge. %s", _ZERO)
 
     def place(self) -> str:
         """Return a unique name of the client: the place of its persistent state."""

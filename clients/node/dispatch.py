@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -17,6 +17,7 @@ from flwr.app import (
     RecordDict,
 )
 
+from flwr_privacy.clients.certificates.frozen_weights import FrozenRequest, asked_frozen
 from flwr_privacy.errors import (
     DataError,
     DeclinedError,
@@ -31,6 +32,7 @@ from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
 from flwr_privacy.wire.arrays import Arrays, zeros_like
 from flwr_privacy.wire.cohort import SUM, Cohort
 from flwr_privacy.wire.digests import values_digest
+from flwr_privacy.wire.frozen import FROZEN, drawn_like
 from flwr_privacy.wire.hello import NONCE, signed
 from flwr_privacy.wire.message import (
     EVALUATE,
@@ -252,7 +254,11 @@ class _Run:
 
         def evaluate() -> Metrics:
             called.append(EVALUATE)
-            return self.app.evaluate(client, _asked(self.message), self.context)
+            with self._frozen(arrays) as frozen:
+                metrics = self.app.evaluate(client, _asked(self.message), self.context)
+                if frozen is not None:
+                    frozen.check_loaded()
+            return metrics
 
         with _refusing_alike(client, self.context, called):
             out, own = client.answer_evaluation(arrays, fields, discreet(evaluate, "evaluation"))
@@ -280,12 +286,13 @@ class _Run:
 
         def train(start: Arrays) -> Trained:
             called.append(TRAIN)
-            if not trying():
-                return self.app.train(client, _asked(self.message), self.context)(start)
-            # The app's state may have data of an earlier training, and must have none of this.
-            context = copy.copy(self.context)
-            context.state = RecordDict()
-            return self.app.train(built(self.app, context), _asked(self.message), context)(start)
+            with self._frozen(start) as frozen:
+                if frozen is None:
+                    return self._trained(start)
+                if rehearsing():
+                    start = drawn_like(start)
+                trained = self._trained(start)
+                return trained._replace(arrays=frozen.trained(start, trained.arrays))
 
         # What cannot be encoded may tell of data, too.
         with _refusing_alike(client, self.context, called):
@@ -300,6 +307,24 @@ class _Run:
                     RECORD: self._record(own),
                 }
             )
+
+    def _trained(self, start: Arrays) -> Trained:
+        """Return what the user's training makes of some arrays."""
+        if not trying():
+            return self.app.train(self.client, _asked(self.message), self.context)(start)
+        # The app's state may have data of an earlier training, and must have none of this.
+        context = copy.copy(self.context)
+        context.state = RecordDict()
+        return self.app.train(built(self.app, context), _asked(self.message), context)(start)
+
+    def _frozen(self, arrays: Arrays) -> AbstractContextManager[FrozenRequest | None]:
+        """Open the scope of a question with frozen weights; of another one nothing."""
+        digest = self.fields.get(FROZEN)
+        if digest is None:
+            return nullcontext()
+        if not isinstance(digest, bytes):
+            raise ProtocolError(f"the field '{FROZEN}' is no digest")
+        return asked_frozen(FrozenRequest(digest, arrays, rehearsed=rehearsing()))
 
     def _record(self, own: Fields) -> ConfigRecord:
         """Return the record of the reply; read after the charge, the ledger has it."""

@@ -24,6 +24,8 @@ __all__ = [
     "RehearsedError",
     "counted",
     "generated",
+    "loading",
+    "model_loaded",
     "rehearse",
     "rehearsed",
     "rehearsing",
@@ -92,6 +94,11 @@ class Rehearsal:
             raise self.error
         if self.error is not None:
             logger.warning("on generated records the client's code fails", exc_info=self.error)
+
+    def unfit(self, error: Exception) -> None:
+        """Take note of a model that does not fit the request, before a trainer was called."""
+        if not self.called:
+            self.records, self.error = 0, error
 
     def of(
         self, features: NDArray[Any], labels: NDArray[Any], work: Callable[[Generated], None]
@@ -173,9 +180,72 @@ def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
             raise
 
 
+class Loading:
+    """The result of a `loading` scope.
+
+    Attributes
+    ----------
+    done : bool
+        Whether the user's function has come to where it loads the server's arrays.
+    error : Exception or None
+        Why they do not fit its model.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: Exception | None = None
+
+
+_loading: ContextVar[Loading | None] = ContextVar("flwr_privacy_loading", default=None)
+
+
+@contextmanager
+def loading() -> Iterator[Loading]:
+    """Open a scope in which the user's function ends as soon as its model is loaded and checked.
+
+    So the base model of a node and its adapters are checked before the first charge, also where the
+    app does not say what its records look like. What the function raises after that is of no
+    interest, and stops here.
+    """
+    found = Loading()
+    try:
+        with opened(_loading, found):
+            yield found
+    except RehearsedError:
+        pass
+    # A user's function may catch what ends it, and raise something of its own.
+    except Exception:
+        if not found.done:
+            raise
+
+
+def model_loaded(error: Exception | None = None) -> None:
+    """Take note that the user's function has loaded its model, or of why that does not fit.
+
+    Whatever loads the server's arrays calls it. In a scope of `loading` it ends the user's
+    function. So does an error in one of `counted`, which is then reported before a charge.
+    Elsewhere it does nothing.
+
+    Raises
+    ------
+    RehearsedError
+        In such a scope.
+    """
+    found, rehearsal = _loading.get(), _rehearsal.get()
+    if found is not None:
+        found.done, found.error = True, found.error or error
+        raise RehearsedError("the rehearsal has what it needs")
+    if rehearsal is not None and error is not None:
+        rehearsal.unfit(error)
+        raise RehearsedError("the model does not fit")
+
+
 def trying() -> bool:
-    """Tell whether a training is being tried on generated records that it requests."""
-    return trial_scope.get() is not None
+    """Tell whether a training is being tried before a charge, on records that it requests, if any.
+
+    It gets no state of the app then.
+    """
+    return trial_scope.get() is not None or _loading.get() is not None
 
 
 def rehearsing() -> bool:

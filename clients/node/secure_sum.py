@@ -22,7 +22,7 @@ from flwr_privacy.errors import (
 )
 from flwr_privacy.pipeline.experiment_keys import check_signature, signature_of
 from flwr_privacy.pipeline.experiment_state import hashed, locked_state
-from flwr_privacy.pipeline.users_code import check_going_on
+from flwr_privacy.pipeline.users_code import check_frozen, check_going_on
 from flwr_privacy.privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
@@ -31,7 +31,7 @@ from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.digests import request_digest
 from flwr_privacy.wire.fields import read, write
-from flwr_privacy.wire.message import INSECURE, TRAIN, Header
+from flwr_privacy.wire.message import INSECURE, RECORD, TRAIN, Header
 
 from .context_store import ContextStore
 
@@ -101,6 +101,7 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
     """
     store = ContextStore.of(context)
     check_going_on(store, header.experiment_id)
+    check_frozen(store, header.experiment_id, _record(content, RECORD))
     record = _record(content, JOIN)
     joined, bounds = read(Joined, record), read(Bounds, record)
     if len(joined.dealers) > bounds.cohort:

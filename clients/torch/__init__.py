@@ -6,8 +6,9 @@ from .models import cnn, linear, mlp
 from .per_record_evaluation import evaluate_per_record
 from .per_record_training import train_per_record
 from .poisson_training import train_poisson
-from .running_statistics import statistics_of
+from .released import statistics_of
 from .server_model import TorchServerModel
+from .trainable import freeze_lora_factor, load_trainable, trainable_names, trainable_state
 from .training import evaluate, get_arrays, initialise, set_arrays, train
 
 __all__ = [
@@ -17,13 +18,17 @@ __all__ = [
     "cnn",
     "evaluate",
     "evaluate_per_record",
+    "freeze_lora_factor",
     "get_arrays",
     "initialise",
     "linear",
+    "load_trainable",
     "mlp",
     "set_arrays",
     "statistics_of",
     "train",
     "train_per_record",
     "train_poisson",
+    "trainable_names",
+    "trainable_state",
 ]

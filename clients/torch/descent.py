@@ -20,6 +20,7 @@ from flwr_privacy.wire.identity import derive_seed
 
 from .computing import Loss, allotted_device, one_thread, raise_resource_error
 from .stacked import ModelState, filled, name_of, none_in_force, same_loss, stack_of
+from .trainable import note_step
 
 __all__ = ["Descent"]
 
@@ -60,6 +61,7 @@ class Descent(BatchedTask[float]):
         check_number("perturbation", perturbation, minimum=0)
         self._device = device or allotted_device()
         self._model = model.to(self._device).train()
+        note_step(p for p in model.parameters() if p.requires_grad)
         self._features, self._labels = features, labels
         self._batches = batches
         self._learning_rate, self._perturbation = learning_rate, perturbation

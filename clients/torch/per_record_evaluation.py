@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.frozen_weights import current_frozen
 from flwr_privacy.clients.certificates.per_record_loss import (
     PerRecordLoss,
     certify_loss,
@@ -104,6 +105,8 @@ def evaluate_per_record(
     x, y = given_records(features, labels, EVALUATE)
 
     def agreed() -> float:
+        if (request := current_frozen()) is not None:
+            request.check_loaded()
         asked = current_cap()
         cap = loss_cap if asked is None else asked
         if cap is None:

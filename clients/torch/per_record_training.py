@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flwr_privacy.clients.certificates.frozen_weights import current_frozen
 from flwr_privacy.clients.certificates.per_record_steps import (
     PerRecordPlan,
     PerRecordStep,
@@ -40,6 +41,7 @@ from .given_records import Labels, Records, given_records
 from .gradients_task import GradientsTask
 from .record_gradients import RecordGradients
 from .released import as_array, check_model, released_tensors
+from .trainable import note_step
 from .training import check_records
 
 __all__ = ["train_per_record"]
@@ -205,6 +207,7 @@ def train_per_record(
     tensors = released_tensors(model)
     before = digests(map(as_array, tensors))
     trained = _descend(model, x, y, plan, loss, chunk_size)
+    note_step(p for p in model.parameters() if p.requires_grad)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     stepped = {id(p): _typed(trained[name], p.dtype) for name, p in trainable.items()}
     after = digests(as_array(stepped.get(id(tensor), tensor)) for tensor in tensors)
@@ -324,6 +327,8 @@ def _descend(
                     scales[torch.from_numpy(missing).to(device)] = 0
                 without[records[~missing]] |= (scales == 0).cpu().numpy()[~missing]
                 chunk.add_to(total, scales, short=short)
+        if rehearsed and current_frozen() is not None:
+            _check_reached(total)
         weights = {name: w - rate * total[name] for name, w in weights.items()}
     if count := int(without.sum()):
         logger.warning(
@@ -333,6 +338,21 @@ def _descend(
             len(without),
         )
     return weights
+
+
+def _check_reached(total: dict[str, Tensor]) -> None:
+    """Refuse a model in which no record has a gradient by some parameters.
+
+    An adapter that is not active, or that a layer was merged with, is trained by nothing. The
+    values of a rehearsal are made up, so that no factor of an adapter is zero.
+    """
+    if idle := sorted(name for name, gradient in total.items() if not bool(gradient.any())):
+        raise InvalidParameterError(
+            "model",
+            f"a model whose output does not depend on {idle}",
+            "one in which everything whose requires_grad is on has a gradient: activate the "
+            "adapters, or freeze them",
+        )
 
 
 def _typed(weights: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from flwr_privacy.clients.certificates.frozen_weights import current_frozen
 from flwr_privacy.clients.certificates.request import digests
 from flwr_privacy.errors import InvalidParameterError
 
-__all__ = ["as_array", "check_model", "model_digests", "released_tensors"]
+__all__ = ["as_array", "check_model", "model_digests", "released_tensors", "statistics_of"]
 
 _TYPES = (torch.float16, torch.float32, torch.float64)  # of floats in torch and NumPy
 
@@ -23,7 +24,11 @@ def check_model(model: nn.Module) -> None:
     InvalidParameterError
         If it has batch normalisation or running statistics, no parameters to train, or types that
         NumPy lacks.
+    ProtocolError
+        If the question has frozen weights and nothing was loaded with `load_trainable`.
     """
+    if (request := current_frozen()) is not None:
+        request.check_loaded()
     mixing = [
         name
         for name, module in model.named_modules()
@@ -45,8 +50,16 @@ def check_model(model: nn.Module) -> None:
 
 
 def released_tensors(model: nn.Module) -> list[Tensor]:
-    """Return what of the model a scheme could release, in the order of ``state_dict``."""
-    return [t for t in model.state_dict(keep_vars=True).values() if t.is_floating_point()]
+    """Return what of the model a scheme could release, in the order of ``state_dict``.
+
+    Where the question has frozen weights, that is what came with it.
+    """
+    request = current_frozen()
+    return [
+        tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if tensor.is_floating_point() and (request is None or name in request.names)
+    ]
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
@@ -57,3 +70,40 @@ def as_array(tensor: Tensor) -> NDArray[Any]:
 def model_digests(model: nn.Module) -> tuple[bytes, ...]:
     """Return the `digests` of what a scheme could release."""
     return digests(map(as_array, released_tensors(model)))
+
+
+def statistics_of(model: nn.Module, *, positions: bool = False) -> list[str]:
+    """Return the arrays of a model that no gradient trains, for ``keep_back`` of a strategy.
+
+    They are the buffers in its ``state_dict``: the running means and variances of normalisation
+    layers with their counters of batches, and whatever else a module registers as a buffer.
+
+    Parameters
+    ----------
+    model : Module
+        The model.
+    positions : bool, default False
+        Whether they are called by their place in ``state_dict`` ("0", "1", ...), as arrays are that
+        came as a list: those of a NumPyClient app, which sends
+        ``[tensor.numpy() for tensor in model.state_dict().values()]``. By default they have the
+        names of ``state_dict``.
+
+    Returns
+    -------
+    list of str
+        Names in the order of ``state_dict``; empty if the model has no buffers.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    >>> statistics_of(model)
+    ['1.running_mean', '1.running_var', '1.num_batches_tracked']
+    >>> statistics_of(model, positions=True)
+    ['4', '5', '6']
+    """
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return [
+        str(place) if positions else name
+        for place, name in enumerate(model.state_dict())
+        if name not in weights
+    ]

@@ -63,7 +63,7 @@ from .participation_limits import take_part
 from .planned_release import PlannedRelease
 from .request import DELIVERY, Request, question_of
 from .update_log import log_clipped
-from .users_code import check_going_on, refused_alike, run, stopped
+from .users_code import check_frozen, check_going_on, refused_alike, run, stopped
 
 __all__ = ["answer", "answer_step", "answer_unprotected", "check_step", "mark_insecure"]
 
@@ -106,6 +106,7 @@ def answer(
         If the release was charged and there is no answer.
     """
     check_going_on(store, request.question.experiment_id)
+    check_frozen(store, request.question.experiment_id, request.fields)
     # The charge is for the release, which several requests may lead to.
     if release.name is not None:
         request = replace(request, question=release.name)

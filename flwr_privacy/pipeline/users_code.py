@@ -6,14 +6,28 @@ one fixed text, once, and the node answers nothing more of the experiment until 
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from flwr_privacy.errors import ChargedFailureError, DataError, DeclinedError, FlwrPrivacyError
+from flwr_privacy.errors import (
+    ChargedFailureError,
+    DataError,
+    DeclinedError,
+    FlwrPrivacyError,
+    ProtocolError,
+)
+from flwr_privacy.wire.frozen import FROZEN
 
 from .node_store import NodeStore
 
-__all__ = ["check_going_on", "refused_alike", "run", "stop_answering", "stopped"]
+__all__ = [
+    "check_frozen",
+    "check_going_on",
+    "refused_alike",
+    "run",
+    "stop_answering",
+    "stopped",
+]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -31,6 +45,42 @@ def check_going_on(store: NodeStore, experiment_id: str) -> None:
     if store.noted(experiment_id, _STOPPED) is not None:
         raise DeclinedError(
             "this node answers nothing more of this experiment until its operator acts"
+        )
+
+
+def check_frozen(store: NodeStore, experiment_id: str, fields: Mapping[str, Any]) -> None:
+    """Keep what the first question of an experiment says of frozen weights, and hold others to it.
+
+    The digest covers the names of all arrays that do not travel, so a server can change neither the
+    base model nor which part of it is trained.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps for the client.
+    experiment_id : str
+        The experiment.
+    fields : Mapping
+        The scheme's own values of the question.
+
+    Raises
+    ------
+    ProtocolError
+        If another question said something else, or has said something where this one says nothing.
+    LedgerError
+        If the note cannot be read or written.
+    """
+    digest = fields.get(FROZEN)
+    told = digest.hex() if isinstance(digest, bytes) else ""
+    noted = store.noted(experiment_id, FROZEN)
+    if noted is None and told:
+        # Of two questions at once, one is the first.
+        store.change_note(experiment_id, FROZEN, lambda other: other or told)
+        noted = store.noted(experiment_id, FROZEN)
+    if (noted or "") != told:
+        raise ProtocolError(
+            "the question is about other frozen weights, or about another part of the model, than "
+            "the first one of this experiment"
         )
 
 

@@ -18,6 +18,7 @@ from flwr_privacy.clients.torch import (
     evaluate_per_record,
     get_arrays,
     initialise,
+    load_trainable,
     set_arrays,
     train,
     train_per_record,
@@ -284,7 +285,7 @@ def train_client(
         As `client_data`; also if `arrays` do not fit the model.
     """
     features, labels = _client_inputs(task, settings, index, clients)
-    model = _model(task, arrays)
+    model = _model(task, settings, arrays)
     if current_plan() is not None:  # a scheme that protects records asks for one step of its own
         train_per_record(model, features, labels, loss=task.loss)
         return get_arrays(model), len(labels), {}
@@ -328,11 +329,11 @@ def evaluate_client(
     """
     features, own = _client_inputs(task, settings, index, clients)
     if current_cap() is not None:  # a scheme that protects records asks for their losses
-        evaluate_per_record(_model(task, arrays), features, own, loss=task.loss)
+        evaluate_per_record(_model(task, settings, arrays), features, own, loss=task.loss)
         return len(own), {}
     counts = np.bincount(own, minlength=labels).tolist() if labels else []
     counted = {f"label-{label}": count for label, count in enumerate(counts)}
-    return len(own), {**_evaluated(task, arrays, features, own), **counted}
+    return len(own), {**_evaluated(task, settings, arrays, features, own), **counted}
 
 
 def evaluate_server(
@@ -346,7 +347,7 @@ def evaluate_server(
         As `train_client`.
     """
     data = dataset(task, settings)
-    return _evaluated(task, arrays, _test_inputs(task, data), data.test_labels)
+    return _evaluated(task, settings, arrays, _test_inputs(task, data), data.test_labels)
 
 
 def validation_loss(task: Task, settings: Settings, arrays: Mapping[str, NDArray[Any]]) -> float:
@@ -366,7 +367,7 @@ def validation_loss(task: Task, settings: Settings, arrays: Mapping[str, NDArray
     whole = load(task.dataset, data_root=settings.data_root)
     held = order_of("train_records", len(whole.labels), settings.seed)[-count:]
     inputs = _inputs(task, whole.features[held])
-    return _evaluated(task, arrays, inputs, whole.labels[held])["loss"]
+    return _evaluated(task, settings, arrays, inputs, whole.labels[held])["loss"]
 
 
 def _inputs(task: Task, raw: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -389,11 +390,12 @@ def _test_inputs(task: Task, data: Dataset) -> NDArray[np.float32]:
 
 def _evaluated(
     task: Task,
+    settings: Settings,
     arrays: Mapping[str, NDArray[Any]],
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
 ) -> dict[str, float]:
-    return evaluate(_model(task, arrays), features, labels, loss=task.loss)
+    return evaluate(_model(task, settings, arrays), features, labels, loss=task.loss)
 
 
 @lru_cache(maxsize=8)
@@ -408,12 +410,19 @@ def _parts(
 _models = threading.local()
 
 
-def _model(task: Task, arrays: Mapping[str, NDArray[Any]]) -> nn.Module:
+def _model(task: Task, settings: Settings, arrays: Mapping[str, NDArray[Any]]) -> nn.Module:
+    """Return the task's model with some weights; where they are a part, the others are frozen."""
     # Making a model takes as long as training a small client, so each thread keeps the last one;
     # whoever asks for it sets all its weights.
     if getattr(_models, "task", None) is not task:
         _models.model = initialise(task.model, 0)
         _models.task = task
-    model: nn.Module = _models.model
-    set_arrays(model, arrays)
+    kept: nn.Module = _models.model
+    if len(arrays) == len(kept.state_dict()):
+        set_arrays(kept, arrays)
+        return kept
+    model = initialise(task.model, derive_seed(settings.seed, "initialise"))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in arrays)
+    load_trainable(model, arrays)
     return model

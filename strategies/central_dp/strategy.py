@@ -89,6 +89,12 @@ class CentralDP(SchemeStrategy):
         of normalisation layers, which never are. The model keeps the server's values of them.
         Where it is left out and arrays that came as a list look like statistics, the first round is
         refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
+    trainable : sequence of str, optional
+        Names of the arrays that are trained, or patterns (``"*.lora_*"``): adapters, a head. The
+        others are frozen: they never travel, and every client must have the same, which it checks.
+        By default all arrays are trained. What ``requires_grad`` says is
+        `flwr_privacy.clients.torch.trainable_names`; the clients call
+        `flwr_privacy.clients.torch.load_trainable`.
     evaluation : PrivateEvaluation, optional
         Has clients evaluate the model, a part of the budget set aside for it. By default clients
         are not asked to evaluate.
@@ -148,6 +154,7 @@ class CentralDP(SchemeStrategy):
     clipping: AdaptiveClipping | None = None
     rounds: int | None = None
     keep_back: Sequence[str] | None = None
+    trainable: Sequence[str] | None = None
     evaluation: PrivateEvaluation | None = None
 
     scheme: ClassVar[str] = "central-dp"
@@ -177,6 +184,7 @@ class CentralDP(SchemeStrategy):
         asked = self.fraction_evaluate if self.evaluation is not None else 0.0
         super().__post_init__()
         self._keep_back_given = self.keep_back
+        self.use_trainable(self.trainable)
         self.fraction_evaluate = asked
 
     def _build(self) -> None:

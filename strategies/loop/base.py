@@ -53,6 +53,7 @@ from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import EVALUATE, INSECURE, TRAIN, Fields
 
 from .charge_log import ChargeLog
+from .frozen import Frozen, check_trainable, split
 from .model_step import ModelStep
 from .running_statistics import settled
 from .server_loop import EvaluateFn, ServerLoop
@@ -117,6 +118,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.quorum = self.loop.quorum
         self._virtual_clients = self.loop.clients
         self._keep_back_given: Sequence[str] | None = None  # None: the app has said nothing of it
+        self._trainable: Sequence[str] | None = None  # None: all of the model
         if self.secure_sum is not None:
             check_summed(self.secure_sum, self.scheme, self.summable)
             self.fraction_evaluate = 0.0  # what clients say of their data is not summed
@@ -175,6 +177,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.newcomers: list[str] = []  # clients that came since the round before
         self._insecure = False  # whether a client said that its noise is from a seed
         self._announced = False
+        self.frozen: Frozen | None = None  # of the model, where a part of it is trained
 
     # -- What a scheme overrides -------------------------------------------------------------
 
@@ -313,6 +316,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.messenger.timeout = check_number("timeout", timeout, minimum=1e-9)
         self.messenger.recorded = True
         self.planned_rounds = num_rounds
+        self.frozen, initial_arrays = split(initial_arrays, self._trainable)
         loop = ServerLoop(
             self,
             grid,
@@ -474,7 +478,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             phase,
             content,
             assigned,
-            fields=instruction.fields,
+            fields={**instruction.fields, **({} if self.frozen is None else self.frozen.fields())},
             own=own,
             groups=instruction.groups,
             of_group=instruction.of_group,
@@ -541,6 +545,27 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         What is not in the average keeps the server's values, and all arrays keep their dtypes.
         """
         return self.model_step.take(server_round, self._template, averaged, metrics, weight)
+
+    def whole(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the whole model, where the arrays of a round are a part of it."""
+        return arrays if self.frozen is None else self.frozen.whole(arrays)
+
+    def use_trainable(self, trainable: Sequence[str] | None) -> None:
+        """Have a part of the model trained; call it in ``__post_init__``, after `SchemeStrategy`'s.
+
+        Parameters
+        ----------
+        trainable : sequence of str, optional
+            Names or patterns of the arrays that are trained; None: all.
+
+        Raises
+        ------
+        InvalidParameterError
+            If it is none of these.
+        """
+        check_trainable(trainable)
+        self._trainable = trainable
+        self._only_with_start["trainable"] = trainable
 
     def _begin_card(self, grid: Grid) -> None:
         """Make the folder of the card and describe the run, once."""

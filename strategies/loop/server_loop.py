@@ -100,6 +100,8 @@ class ServerLoop:
         )
         strategy.transport.load_state(state["secure_sum"])
         strategy.trained = TrainedCount.from_state(state["trained"])
+        if strategy.frozen is not None:
+            strategy.frozen.check_state(state["frozen"])
         strategy.load_state_dict(state["scheme_state"])
         strategy.model_step.load_state_dict(state["inner"])
         self._first_round = int(state["round"]) + 1
@@ -142,7 +144,7 @@ class ServerLoop:
         if card is None or len(self._charge_log.releases) > charged:
             card = strategy.card(final=True)
             self._experiment.keep_card(card)
-        result = self._experiment.result(arrays, card.guarantee)
+        result = self._experiment.result(strategy.whole(arrays), card.guarantee)
         rounds = [line for line in result.history if line["round"] > 0]
         self._tell_end(result, card, stopped)
         if strategy.fraction_train > 0 and rounds and not trained_rounds(rounds):
@@ -206,7 +208,8 @@ class ServerLoop:
         strategy, server_round = self._strategy, line["round"]
         if server_round > 0:
             line["evaluate"] = self._evaluate(server_round, arrays)
-        server = self._evaluate_fn(server_round, arrays) if self._evaluate_fn else None
+        shown = strategy.whole(arrays)
+        server = self._evaluate_fn(server_round, shown) if self._evaluate_fn else None
         line["server"] = plain(dict(server or {}))
         self._charge_log.charge_broken_off()
         # Only the last card states epsilon by every accountant: some take seconds.
@@ -255,6 +258,7 @@ class ServerLoop:
             "inner": strategy.model_step.state_dict(),
             "secure_sum": strategy.transport.state(),
             "trained": strategy.trained.state(),
+            "frozen": "" if strategy.frozen is None else strategy.frozen.digest.hex(),
         }
 
     def _seconds(self) -> float:

@@ -98,6 +98,12 @@ class MSP(DrawnStrategy):
         of normalisation layers, which never are: the model keeps the server's values of them.
         Where it is left out and arrays that came as a list look like statistics, the first round is
         refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
+    trainable : sequence of str, optional
+        Names of the arrays that are trained, or patterns (``"*.lora_*"``): adapters, a head. The
+        others are frozen: they never travel, and every client must have the same, which it checks.
+        By default all arrays are trained. What ``requires_grad`` says is
+        `flwr_privacy.clients.torch.trainable_names`; the clients call
+        `flwr_privacy.clients.torch.load_trainable`.
     paper : bool, default False
         The algorithm as printed: its defaults, sampling with replacement, and only couplings that
         its theorems allow.
@@ -134,6 +140,7 @@ class MSP(DrawnStrategy):
     scale: float = 1.0
     on_dropout: Literal["restart", "continue", "finish"] | None = None
     keep_back: Sequence[str] | None = None
+    trainable: Sequence[str] | None = None
     paper: bool = False
 
     scheme: ClassVar[str] = "msp"
@@ -146,6 +153,7 @@ class MSP(DrawnStrategy):
             self.replacement = self.paper
         super().__post_init__()
         self._keep_back_given = self.keep_back
+        self.use_trainable(self.trainable)
         usual = self._usual(paper=self.paper)
         law = {"scale": 1.0} if self.split in ("uniform", "uniform_m") else {"eps_s": 0.3}
         check_usual(self, law, f"with split='{self.split}', which does not use it")

@@ -54,7 +54,7 @@ class MSPDQ(MSP):
 
     Parameters
     ----------
-    fraction_train, ..., kappa, ..., on_dropout, keep_back, paper
+    fraction_train, ..., kappa, ..., on_dropout, keep_back, trainable, paper
         Those of `MSP`, with other defaults of `paper`: harmonic coupling, 10 steps. Under a
         `secure_sum` the coupling is 0.5 and there is one step, which gives the exact average:
         "fast, no masking" where the server sees the codes, and nothing is lost where it does not.

@@ -85,6 +85,12 @@ class UDP(SchemeStrategy):
         of normalisation layers, which never are. The model keeps the server's values of them.
         Where it is left out and arrays that came as a list look like statistics, the first round is
         refused: see `flwr_privacy.clients.torch.statistics_of`; [] says that there are none.
+    trainable : sequence of str, optional
+        Names of the arrays that are trained, or patterns (``"*.lora_*"``): adapters, a head. The
+        others are frozen: they never travel, and every client must have the same, which it checks.
+        By default all arrays are trained. What ``requires_grad`` says is
+        `flwr_privacy.clients.torch.trainable_names`; the clients call
+        `flwr_privacy.clients.torch.load_trainable`.
     evaluation : PrivateEvaluation, optional
         Has clients evaluate the model, a part of the budget set aside for it. By default clients
         are not asked to evaluate.
@@ -149,6 +155,7 @@ class UDP(SchemeStrategy):
     participants: Literal["visible", "secret"] = "visible"
     rounds: int | None = None
     keep_back: Sequence[str] | None = None
+    trainable: Sequence[str] | None = None
     evaluation: PrivateEvaluation | None = None
 
     scheme: ClassVar[str] = "udp"
@@ -174,6 +181,7 @@ class UDP(SchemeStrategy):
         asked = self.fraction_evaluate if self.evaluation is not None else 0.0
         super().__post_init__()
         self._keep_back_given = self.keep_back
+        self.use_trainable(self.trainable)
         self.fraction_evaluate = 1.0 if self._clients_validate else asked
         check_combinations(
             self.privacy,
@@ -244,7 +252,7 @@ class UDP(SchemeStrategy):
         if pace.over:
             return []
         if isinstance(pace, Discounted) and pace.done == 0:
-            loss = server_loss(self.schedule, 0, arrays)
+            loss = server_loss(self.schedule, 0, self.whole(arrays))
             if loss is not None:
                 pace.begin(loss)
         return super().configure_train(server_round, arrays, config, grid)
@@ -297,7 +305,8 @@ class UDP(SchemeStrategy):
         if not self._clients_validate:
             # Before the checkpoint: a run that goes on gets the same bytes from the clients, whose
             # noise is their own, and any model made of them is paid for by what they charged.
-            self._settle(server_loss(self.schedule, server_round, arrays))
+            shown = None if arrays is None else self.whole(arrays)
+            self._settle(server_loss(self.schedule, server_round, shown))
         return arrays, metrics
 
     def configure_evaluate(
