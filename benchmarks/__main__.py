@@ -16,6 +16,7 @@ from .fedvs import fedvs
 from .field import field
 from .ledger import ledger
 from .ledger_heads import ledger_heads
+from .lora_bytes import lora_bytes
 from .mixing import mixing
 from .noise import noise
 from .numpy_simulation import numpy_simulation
@@ -37,6 +38,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "correlated-noise": correlated_noise,
     "quantize": quantize,
     "mixing": mixing,
+    "lora-bytes": lora_bytes,
     "numpy-simulation": numpy_simulation,
     "coded-gradient": coded_gradient,
     "stragglers": stragglers,

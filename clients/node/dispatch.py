@@ -323,7 +323,7 @@ class _Run:
         if digest is None:
             return nullcontext()
         if not isinstance(digest, bytes):
-            raise ProtocolError(f"the field '{FROZEN}' is no digest")
+            raise ProtocolError(f"the field '{FROZEN}' is no SHA-256")
         return asked_frozen(FrozenRequest(digest, arrays, rehearsed=rehearsing()))
 
     def _record(self, own: Fields) -> ConfigRecord:

@@ -70,8 +70,10 @@ def check_frozen(store: NodeStore, experiment_id: str, fields: Mapping[str, Any]
     LedgerError
         If the note cannot be read or written.
     """
-    digest = fields.get(FROZEN)
-    told = digest.hex() if isinstance(digest, bytes) else ""
+    digest = fields.get(FROZEN, b"")
+    if not isinstance(digest, bytes) or len(digest) not in (0, 32):
+        raise ProtocolError(f"the field '{FROZEN}' is no SHA-256")
+    told = digest.hex()
     noted = store.noted(experiment_id, FROZEN)
     if noted is None and told:
         # Of two questions at once, one is the first.

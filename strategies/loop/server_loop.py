@@ -101,7 +101,8 @@ class ServerLoop:
         strategy.transport.load_state(state["secure_sum"])
         strategy.trained = TrainedCount.from_state(state["trained"])
         if strategy.frozen is not None:
-            strategy.frozen.check_state(state["frozen"])
+            # Checkpoints of before there were frozen weights do not have it.
+            strategy.frozen.check_state(state.get("frozen", ""))
         strategy.load_state_dict(state["scheme_state"])
         strategy.model_step.load_state_dict(state["inner"])
         self._first_round = int(state["round"]) + 1
