@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,9 @@ from flwr_privacy.privacy.running_statistics import is_statistic
 from .app_folder import AppFolder
 
 __all__ = ["Arrays", "InitialArray", "arrays_of"]
+
+_ADAPTERS = ("*.lora_*", "*.modules_to_save.*")
+"""Patterns of the names that peft gives to what it trains."""
 
 SECONDS = 120.0
 """How long the app's server may take to its first round; importing torch takes some of them."""
@@ -101,6 +106,17 @@ class Arrays:
     def suspected(self) -> list[str]:
         """The names of the arrays that look like running statistics."""
         return [a.name for a in self.arrays if a.suspected]
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Patterns of the adapters of peft; none if there are none, or nothing else."""
+        fitting = tuple(p for p in _ADAPTERS if any(fnmatchcase(a.name, p) for a in self.arrays))
+        return fitting if len(self.part(fitting).arrays) < len(self.arrays) else ()
+
+    def part(self, patterns: Collection[str]) -> "Arrays":
+        """Return the arrays that fit one of some patterns."""
+        part = (a for a in self.arrays if any(fnmatchcase(a.name, p) for p in patterns))
+        return replace(self, arrays=tuple(part))
 
 
 def arrays_of(app: AppFolder, *, seconds: float = SECONDS) -> "Arrays | str":

@@ -59,10 +59,24 @@ def of_arrays(found: Arrays | str, wrap: Wrap) -> list[str]:
     """Return which arrays are released, kept back or look like statistics, as lines."""
     if isinstance(found, str):
         return [f"arrays: not known: {found}"]
+    whole, found = found, found.part(wrap.trainable) if wrap.trainable else found
     released = found.released(keeps_statistics=wrap.keeps_statistics)
     kept = found.kept(keeps_statistics=wrap.keeps_statistics)
     weights = sum(array.size for array in released)
     lines = [f"arrays released: {_named(released)} ({weights:,} weights)"]
+    if wrap.trainable:
+        count, all_values = len(whole.arrays) - len(found.arrays), sum(a.size for a in whole.arrays)
+        lines.append(
+            f"adapters: {count} frozen arrays never travel ({weights / all_values:.2%} of the "
+            "values do)"
+        )
+    elif whole.adapters and wrap.takes_part:
+        patterns = ", ".join(f'"{pattern}"' for pattern in whole.adapters)
+        lines.append(
+            f"adapters: all arrays travel. With trainable=[{patterns}] on the server and "
+            "load_trainable(model, arrays) on the clients in the place of load_state_dict only the "
+            "adapters do (docs/adapters.md)"
+        )
     if kept and (wrap.spends or wrap.keeps_statistics or not wrap.sends_metrics):
         lines.append(f"arrays kept back, the model keeps the server's values: {_named(kept)}")
     if found.suspected:

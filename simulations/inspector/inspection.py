@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from .app_folder import AppFolder
 from .arrays import Arrays, arrays_of
 from .changes.change import Change, change_of
+from .changes.loading_change import loads
 from .changes.wrapper_change import unwrapped
+from .client_half import client_half
 from .findings import losses
 from .foresight import forecast_of
 from .unfit import UnfitError, check_fits
@@ -94,6 +96,9 @@ def inspect_app(app: AppFolder, scheme: str, options: Options, *, run: bool = Tr
     clients = options.clients or app.nodes or fewest
     wrap = wrap_of(scheme, replace(options, clients=clients))
     wrap = wrap if known is None else wrap.keeping_back(known.suspected)
+    # Where the app's lines that load the model are not found, it goes on with the whole model.
+    if known is not None and known.adapters and wrap.takes_part and loads(client_half(app)):
+        wrap = wrap.training(known.adapters)
     return Inspection(
         wrap,
         found,

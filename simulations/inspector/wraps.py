@@ -95,6 +95,10 @@ class Wrap:
         Whether clients spend a privacy budget.
     trainer : str
         The function of `flwr_privacy.clients.torch` that the training has to call; "" if none.
+    takes_part : bool
+        Whether it can train a part of the model.
+    trainable : tuple of str
+        Patterns of the part that is trained; empty: the whole model.
     """
 
     scheme: str
@@ -109,6 +113,8 @@ class Wrap:
     keeps_statistics: bool = True
     spends: bool = False
     trainer: str = ""
+    takes_part: bool = True
+    trainable: tuple[str, ...] = ()
 
     @property
     def summed(self) -> bool:
@@ -127,6 +133,12 @@ class Wrap:
             return self
         written = ", ".join(f'"{name}"' for name in names)
         return replace(self, arguments=(*self.arguments, f"keep_back=[{written}]"))
+
+    def training(self, patterns: tuple[str, ...]) -> "Wrap":
+        """Return the scheme with a part of the model trained."""
+        written = ", ".join(f'"{pattern}"' for pattern in patterns)
+        arguments = (*self.arguments, f"trainable=[{written}]")
+        return replace(self, arguments=arguments, trainable=patterns)
 
     def build(self, **keywords: Any) -> SchemeStrategy:
         """Return the strategy that the app would make, with keywords of FedAvg's."""
@@ -256,6 +268,7 @@ def _m2fdp(options: Options) -> Wrap:
         ),
         imports={STRATEGIES: (noise,), "flwr_privacy.m2fdp": ("TierTree",)},
         no_own_start="what a client is asked depends on its place in the tree",
+        takes_part=False,
         not_called=M2FDP.not_called,
         spends=True,
         trainer="train_poisson" if record else "",

@@ -16,6 +16,7 @@ from flwr_privacy.wire.files import write_text
 
 from .client_change import client_changed
 from .edits import EditError
+from .loading_change import loading_changed
 from .server_change import server_changed
 from .training_change import training_changed
 from .wrapper_change import unwrapped
@@ -91,6 +92,7 @@ def change_of(app: AppFolder, wrap: Wrap) -> Change:
         check_fits(new, wrap)
         new = client_changed(new, client_half(new), wrap)
         new = training_changed(new, client_half(new), wrap)
+        new = loading_changed(new, client_half(new), wrap)
         new = server_changed(new, server_half(new), wrap)
         for source in new.sources.values():
             _ = source.tree
