@@ -667,7 +667,11 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             )
 
     def _extended_guarantee(self) -> Guarantee:
-        return self.transport.extend_guarantee(self.guarantee()).assuming_apps()
+        guarantee = self.transport.extend_guarantee(self.guarantee()).assuming_apps()
+        if self.frozen is None:
+            return guarantee
+        not_protected = (*guarantee.not_protected, self.frozen.text())
+        return replace(guarantee, not_protected=not_protected)
 
     def _is_last(self, server_round: int) -> bool:
         return self.planned_rounds is not None and server_round >= self.planned_rounds

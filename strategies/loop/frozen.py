@@ -44,6 +44,13 @@ class Frozen:
         """Return the field that every question has."""
         return {FROZEN: self.digest}
 
+    def text(self) -> str:
+        """Return what a guarantee says of them."""
+        return (
+            f"the frozen weights, which are not sent: {len(self.arrays)} arrays with the digest "
+            f"{self.digest.hex()}, the same for everybody"
+        )
+
     def check_state(self, digest: str) -> None:
         """Refuse to go on with another base model than that of the checkpoint.
 

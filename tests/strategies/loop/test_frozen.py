@@ -169,6 +169,8 @@ def test_the_card_counts_what_travels_and_names_it() -> None:
     described = strategy.card().described
     assert described.arrays == 4
     assert "*.lora_*" in described.settings["trainable"]
+    text = strategy.card().guarantee.text()
+    assert f"not sent: 4 arrays with the digest {strategy.frozen.digest.hex()}" in text
 
 
 @pytest.mark.parametrize("scheme", ["fedavg", "udp"])
