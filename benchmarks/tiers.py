@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from numpy.typing import NDArray
 
 from flwr_privacy.m2fdp import Drift, EventSchedule, TierSums, TierTree, TreeModels
-from flwr_privacy.m2fdp.plan import exchanges
+from flwr_privacy.m2fdp.tree.exchanges import exchanges
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.strategies.requests.request_log import arrays_of

@@ -34,6 +34,10 @@ class Turns:
         self.last: dict[str, tuple[int, int]] = {}
         self._earlier: dict[int, dict[str, tuple[int, int]]] = {}  # by round, what it replaced
 
+    def place(self, client: str) -> tuple[int, int]:
+        """Return the place of a client in the queue; who was never asked comes first."""
+        return self.last.get(client, _NEVER)
+
     def back_to(self, server_round: int) -> None:
         """Take back the draws of this round and of later ones."""
         for later in sorted((r for r in self._earlier if r >= server_round), reverse=True):
@@ -43,8 +47,8 @@ class Turns:
     def take(self, server_round: int, clients: Iterable[str]) -> None:
         """Record that clients are asked in a round."""
         # Whoever was ahead stays ahead: otherwise some would be asked more often than others.
-        queued = sorted(clients, key=lambda client: (self.last.get(client, _NEVER), client))
-        self._earlier[server_round] = {client: self.last.get(client, _NEVER) for client in queued}
+        queued = sorted(clients, key=lambda client: (self.place(client), client))
+        self._earlier[server_round] = {client: self.place(client) for client in queued}
         self.last |= {client: (server_round, place) for place, client in enumerate(queued)}
         kept = sorted(self._earlier)[-_ROUNDS_KEPT:]
         self._earlier = {r: self._earlier[r] for r in kept}

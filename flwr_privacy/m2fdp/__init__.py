@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from flwr_privacy.lazy import lazy
 
 if TYPE_CHECKING:
+    from flwr_privacy.m2fdp.control.cohorts import TierCohorts
     from flwr_privacy.m2fdp.control.controller import AdaptiveController, Decision
     from flwr_privacy.m2fdp.control.options import AdaptiveControl
     from flwr_privacy.m2fdp.control.resources import ResourceModel
     from flwr_privacy.m2fdp.tree.counts import TierCounts
+    from flwr_privacy.m2fdp.tree.exchanges import Asked, Exchange
     from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
 
     from .guarantee import guarantee_of
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
         TierPrivacy,
         WorstDrift,
     )
-    from .plan import Asked, Exchange, M2FDPRoundPlan
+    from .plan import M2FDPRoundPlan
     from .release import DeviceUpdate, SealedUpdate, ZoneAverage
     from .schedule import EventSchedule
     from .sensitivity import Drift
@@ -85,6 +87,7 @@ __all__ = [
     "ResourceModel",
     "SealedUpdate",
     "SmoothDrift",
+    "TierCohorts",
     "TierCounts",
     "TierPrivacy",
     "TierSums",

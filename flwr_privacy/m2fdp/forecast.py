@@ -2,10 +2,11 @@
 
 import math
 
+from flwr_privacy.m2fdp.tree.exchanges import Exchange
 from flwr_privacy.privacy.forecast import Forecast
 
 from .options import DeviceNoise
-from .plan import Exchange, M2FDPRoundPlan
+from .plan import M2FDPRoundPlan
 
 __all__ = ["device_sigma", "forecast_of"]
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_privacy.m2fdp.tree.exchanges import Asked, Exchange
 from flwr_privacy.m2fdp.tree.tree import CLOUD, TierTree
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.layout import Layout
 
-from .plan import Asked, Exchange, M2FDPRoundPlan
+from .plan import M2FDPRoundPlan
 from .sensitivity import Drift, Reach
 from .zone_average import Upload, averaged, trained
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from flwr_privacy.accounting import Charge, fitting, noise_multiplier, spent
+from flwr_privacy.accounting import Charge, fitting, new_accountant, noise_multiplier, spent
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.evaluation import EvaluationTerms, PrivateEvaluation
 from flwr_privacy.evaluation.plan import planned_terms
+from flwr_privacy.m2fdp.tree.exchanges import Exchange, boundary_tier, exchanges, steps_of
 from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.noise import discretisation_gap
@@ -21,19 +22,15 @@ from flwr_privacy.privacy.noise import discretisation_gap
 from .calibration import multiplier, record_multiplier
 from .options import PaperNoise, RecordNoise, TierPrivacy
 from .paper_noise import sigma
-from .schedule import EventSchedule, Segment
+from .schedule import Course, EventSchedule, Segment
 from .sensitivity import largest_weights, sensitivity_worst_case
 from .terms import RECORD, VALUE_RANGE, any_batch
 from .zone_average import GAP, NEIGHBOURS, NOISE_REACH, release_charge
 
 __all__ = [
     "STEP_RULES",
-    "Asked",
-    "Exchange",
     "M2FDPRoundPlan",
     "ZoneRelease",
-    "boundary_tier",
-    "exchanges",
 ]
 
 CONSTANT, THEOREM = "constant", "theorem"
@@ -44,87 +41,6 @@ ROUND = "round"
 
 _MOST_ROOM = 64.0  # for noise, over that of a zone in which everybody takes part
 _ROUNDING = 1 + 1e-6  # what a sum of charges, one by one, may come to beyond all at once
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The request to the devices of one lowest aggregator in an exchange.
-
-    Parameters
-    ----------
-    steps : int
-        Local steps.
-    period : int
-        Number of the exchange that began the period: the release is known by it.
-    end : int
-        Number of the exchange that ends it.
-    """
-
-    steps: int
-    period: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """One exchange of a round: requests to devices, then an event.
-
-    Parameters
-    ----------
-    index : int
-        Number of the exchange in its round, from 0.
-    tier : int
-        Tier up to which the event goes.
-    leaves : dict
-        What the devices of each lowest aggregator are asked; those of the others are not.
-    """
-
-    index: int
-    tier: int
-    leaves: Mapping[str, Asked]
-
-    def ends(self, leaf: str) -> bool:
-        """Tell whether the event ends the period of a lowest aggregator's devices."""
-        return self.leaves[leaf].end == self.index
-
-
-def exchanges(
-    tree: TierTree, schedule: EventSchedule, *, clean_events: bool
-) -> tuple[Exchange, ...]:
-    """Return the exchanges of a round, one for each segment of the schedule.
-
-    Without clean events a secure subtree is asked once per period, with all steps of it: nothing
-    would happen between its segments.
-
-    Examples
-    --------
-    >>> tree = TierTree.of_fanouts((2, 3), p=0.5)
-    >>> schedule = EventSchedule(steps=20, events={1: 10})
-    >>> for exchange in exchanges(tree, schedule, clean_events=False):
-    ...     print(exchange.tier, {leaf: asked.steps for leaf, asked in exchange.leaves.items()})
-    1 {'t1-1': 10}
-    0 {'t1-0': 20, 't1-1': 10}
-    """
-    schedule.check_depth(tree.depth)
-    segments = schedule.segments()
-    periods = {b: schedule.periods(b) for b in range(1, tree.depth + 1)}
-    asked: list[dict[str, Asked]] = [{} for _ in segments]
-    for leaf in tree.tiers[tree.depth - 1]:
-        for period in periods[boundary_tier(tree, leaf)]:
-            first, last = period[0].index, period[-1].index
-            if clean_events:
-                for segment in period:
-                    asked[segment.index][leaf] = Asked(segment.steps, first, last)
-            else:
-                asked[last][leaf] = Asked(_steps(period), last, last)
-    return tuple(
-        Exchange(segment.index, segment.tier, asked[segment.index]) for segment in segments
-    )
-
-
-def boundary_tier(tree: TierTree, leaf: str) -> int:
-    """Return the tier at which the noise of a lowest aggregator's devices enters."""
-    return tree.tier(tree.boundary(tree.children(leaf)[0]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +102,10 @@ class M2FDPRoundPlan:
     course : sequence of (EventSchedule, int), optional
         The schedules of all rounds of the training, each with its number of rounds, where they
         differ; by default all rounds are like this one.
+    participations : mapping of int to sequence of Course, optional
+        For each tier at which noise enters, the rounds that a device's budget has to suffice for:
+        those of the device that takes part most often, of several courses whichever costs most
+        (`flwr_privacy.m2fdp.control.cohorts.TierCohorts`). By default all rounds.
     evaluation : PrivateEvaluation, optional
         What devices say of the model, from a share of the budget; by default nothing.
     """
@@ -199,7 +119,8 @@ class M2FDPRoundPlan:
     min_children: int = 1
     step_rule: str = CONSTANT
     keep_back: Sequence[str] = ()
-    course: Sequence[tuple[EventSchedule, int]] = field(default=(), repr=False)
+    course: Course = field(default=(), repr=False)
+    participations: Mapping[int, Sequence[Course]] = field(default_factory=dict, repr=False)
     evaluation: PrivateEvaluation | None = None
 
     @cached_property
@@ -232,6 +153,11 @@ class M2FDPRoundPlan:
     def release_of(self, leaf: str, exchange: Exchange) -> ZoneRelease:
         """Return the release that the answers of a lowest aggregator's devices go into."""
         return self.release(boundary_tier(self.tree, leaf), exchange.leaves[leaf].end)
+
+    def of_zone(self, leaf: str, exchange: Exchange) -> dict[str, Any]:
+        """Return the fields that an aggregator gets about the release; see `zone_epsilon`."""
+        budget = self.zone_epsilon(boundary_tier(self.tree, leaf))
+        return {**self.of_release(leaf, exchange), "epsilon": float(budget)}
 
     def of_release(self, leaf: str, exchange: Exchange) -> dict[str, Any]:
         """Return the fields that all nodes of a zone get about the release of their answers."""
@@ -288,22 +214,74 @@ class M2FDPRoundPlan:
                     f"more noise at tier {boundary}: it would be {steps:.3g} steps of the grid",
                 )
 
+    def zone_epsilon(self, boundary: int) -> float:
+        """Return the budget of an aggregator's own ledger, which counts every round.
+
+        An aggregator does not know which devices are in the averages of aggregators below it. So
+        its ledger has all of its releases, as if one device were in every one of them. It is each
+        device's own ledger that keeps the device's budget.
+        """
+        charges = self._charges(boundary, self._all_rounds)
+        *before, last = charges
+        total, delta = fitting(charges), self.privacy.delta
+        adding = new_accountant(total, before)
+        found = self.epsilon(boundary)
+        if adding.would_exceed(last, epsilon=found, delta=delta):
+            found = max(found, _ROUNDING * spent(charges, delta=delta, accountant=total))
+        step = _ROUNDING
+        while adding.would_exceed(last, epsilon=found, delta=delta):  # what the cap loses
+            found, step = found * step, step**2
+        return found
+
+    def rounds_of_device(self, boundary: int) -> int:
+        """Return the most rounds that a device is planned for whose noise enters at a tier."""
+        return max(sum(count for _, count in course) for course in self._courses(boundary))
+
+    def shares(self, boundary: int) -> tuple[float, float]:
+        """Return what a round of a device costs, and all that it is planned for, as sums of 1/z^2.
+
+        Only their ratio has a meaning: the releases of an M2FDP training add up by these squares.
+        """
+        one = self._charges(boundary, ((self.schedule, 1),))
+        return _squares(one), _squares(self._dearest(boundary))
+
     @cached_property
     def _true(self) -> dict[int, float]:
-        charges: dict[int, list[Charge]] = {boundary: [] for boundary in self.boundaries}
-        for schedule, count in self._course:
-            plan = replace(self, schedule=schedule, course=())
-            for (boundary, _), release in plan._releases.items():
-                if charge := release.charge():
-                    charges[boundary].append(replace(charge, count=count))
+        charges = {boundary: self._dearest(boundary) for boundary in self.boundaries}
         return {
             boundary: _ROUNDING * spent(found, delta=self.privacy.delta, accountant=fitting(found))
             for boundary, found in charges.items()
         }
 
+    def _dearest(self, boundary: int) -> list[Charge]:
+        """Return the charges of the device at a tier that pays most."""
+        courses = self._courses(boundary)
+        return max((self._charges(boundary, course) for course in courses), key=_squares)
+
+    def _charges(self, boundary: int, course: Course) -> list[Charge]:
+        """Return what the releases at a tier cost in some rounds; nothing without noise."""
+        found = []
+        for schedule, count in course:
+            plan = self if schedule == self.schedule else replace(self, schedule=schedule)
+            for (tier, _), release in plan._releases.items():
+                if tier == boundary and (charge := release.charge()):
+                    found.append(replace(charge, count=count))
+        return found
+
     @property
-    def _course(self) -> Sequence[tuple[EventSchedule, int]]:
-        return self.course or [(self.schedule, self.rounds)]
+    def _all_rounds(self) -> Course:
+        return self.course or ((self.schedule, self.rounds),)
+
+    def _courses(self, boundary: int) -> Sequence[Course]:
+        """Return the rounds that a device may take part in, whose noise enters at a tier."""
+        return self.participations.get(boundary) or [self._all_rounds]
+
+    def _steps_of_device(self, boundary: int) -> int:
+        """Return the local steps of the device that has the most."""
+        if boundary not in self.participations:
+            return self.total_steps
+        courses = self.participations[boundary]
+        return max(sum(schedule.steps * count for schedule, count in c) for c in courses)
 
     @cached_property
     def _releases(self) -> dict[tuple[int, int], ZoneRelease]:
@@ -318,7 +296,7 @@ class M2FDPRoundPlan:
         return releases
 
     def _release(self, boundary: int, period: Sequence[Segment]) -> ZoneRelease:
-        steps = _steps(period)
+        steps = steps_of(period)
         sensitivity = self._sensitivity(boundary, period)
         multiplier = self._multiplier(boundary, period, sensitivity)
         grid = CodeGrid.holding(VALUE_RANGE * len(self.exchanges))
@@ -346,7 +324,7 @@ class M2FDPRoundPlan:
         return min(factor, _MOST_ROOM)
 
     def _multiplier(self, boundary: int, period: Sequence[Segment], sensitivity: float) -> float:
-        privacy, steps = self.privacy, _steps(period)
+        privacy, steps = self.privacy, steps_of(period)
         if not privacy.noised:
             return 0.0
         if isinstance(privacy, PaperNoise):
@@ -372,15 +350,15 @@ class M2FDPRoundPlan:
                 epsilon=budget,
                 delta=delta,
                 rate=privacy.sampling_rate,
-                periods=[_steps(other) for other in self.schedule.periods(boundary)],
-                rounds=self.rounds,
+                periods=[steps_of(other) for other in self.schedule.periods(boundary)],
+                rounds=self.rounds_of_device(boundary),
                 beside=beside,
             )
         return multiplier(
             epsilon=budget,
             delta=delta,
             steps=steps,
-            total_steps=self.total_steps,
+            total_steps=self._steps_of_device(boundary),
             share=1.0 if evaluation is None else 1 - evaluation.share,
         )
 
@@ -446,7 +424,7 @@ class M2FDPRoundPlan:
         law, weights = self.privacy.law, largest_weights(self.tree, boundary)
         weight = weights[self.tree.depth]
         if not self.privacy.clean or law.law == "lemma":
-            return 2 * self.bound(_steps(period)) * weight
+            return 2 * self.bound(steps_of(period)) * weight
         if law.law == "worst":
             parts = [(segment.steps, segment.tier) for segment in period]
             return sensitivity_worst_case(parts, weights=weights, eta=1.0, G=self.bound(1))
@@ -470,8 +448,9 @@ class M2FDPRoundPlan:
     def _without_gap(self) -> tuple[float, float]:
         """Return the budget that is left for the noise beside what the grid takes."""
         most = max(
-            sum(len(schedule.periods(tier)) * count for schedule, count in self._course)
+            sum(len(schedule.periods(tier)) * count for schedule, count in course)
             for tier in self.boundaries
+            for course in self._courses(tier)
         )
         gap = GAP * (most + self.evaluations)
         budget = self.privacy.epsilon - gap
@@ -482,5 +461,5 @@ class M2FDPRoundPlan:
         return budget, self.privacy.delta * math.exp(-gap)
 
 
-def _steps(period: Sequence[Segment]) -> int:
-    return sum(segment.steps for segment in period)
+def _squares(charges: Sequence[Charge]) -> float:
+    return sum(charge.count / charge.noise_multiplier**2 for charge in charges)

@@ -11,7 +11,7 @@ from functools import cached_property
 from flwr_privacy.errors import InvalidParameterError, check_integer
 from flwr_privacy.keywords import checked_keywords
 
-__all__ = ["EventSchedule", "Segment"]
+__all__ = ["Course", "EventSchedule", "Segment"]
 
 _STEPS = "a period, or a list of different steps"
 
@@ -223,3 +223,7 @@ class EventSchedule:
             for tier, listed in self.events.items()
         }
         return EventSchedule(steps=steps, events=events)
+
+
+Course = tuple[tuple[EventSchedule, int], ...]
+"""Rounds by their schedules, each with the number of rounds that have it."""

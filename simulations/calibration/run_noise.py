@@ -13,7 +13,7 @@ from flwr_privacy.acfl.plan import ACFLPlan
 from flwr_privacy.acfl.terms import RECORD
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.evaluation import PrivateEvaluation
-from flwr_privacy.m2fdp.plan import boundary_tier
+from flwr_privacy.m2fdp.tree.exchanges import boundary_tier
 from flwr_privacy.simulations.app.server_app import build_strategy, initial_arrays
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.strategies import ACFL, M2FDP, UDP, CentralDP
@@ -173,7 +173,10 @@ def _by_boundary(strategy: M2FDP, rounds: int) -> Iterator[PlannedCharges]:
         yield PlannedCharges(
             clients=f"{devices} devices, noise at {where}",
             releases=(
-                *(("train", charge, count * rounds) for charge, count in charges),
+                *(
+                    ("train", charge, count * plan.rounds_of_device(tier))
+                    for charge, count in charges
+                ),
                 *evaluated,
             ),
         )

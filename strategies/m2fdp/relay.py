@@ -201,7 +201,7 @@ class Relay:
         if tree.tier(node) == exchange.tier:
             way = DOWN
         duty = Duty(
-            **plan.of_release(self._leaf(node), exchange),
+            **plan.of_zone(self._leaf(node), exchange),
             event=exchange.index,
             tier=exchange.tier,
             own_tier=tree.tier(node),
@@ -267,7 +267,7 @@ class Relay:
             for node in nodes:
                 children = sorted(asked[node])
                 delivery = Delivery(
-                    **plan.of_release(self._leaf(node), exchange),
+                    **plan.of_zone(self._leaf(node), exchange),
                     event=exchange.index,
                     own_tier=tier,
                     parent=self._tree.parent(node),

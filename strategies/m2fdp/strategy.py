@@ -34,6 +34,7 @@ from flwr_privacy.m2fdp import (
     PaperNoise,
     RecordNoise,
     ResourceModel,
+    TierCohorts,
     TierSums,
     TierTree,
     TreeModels,
@@ -60,6 +61,7 @@ from flwr_privacy.wire.layout import Layout
 from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 from .calibrated import check_calibrated, check_evaluated, plain, tree_of
+from .participants import TierParticipants
 from .relay import Relay
 from .simulated_aggregators import SimulatedAggregators
 from .tier_charges import TierCharges
@@ -73,7 +75,6 @@ from .tree_members import (
     check_min_children,
     check_relayed,
     devices_among,
-    drawn,
     members,
     settled,
 )
@@ -126,6 +127,13 @@ class M2FDP(SchemeStrategy):
         baseline of the paper.
     resources : ResourceModel, optional
         What a step and an upload cost; by default the paper's figures.
+    client_sampling : {"balanced", "fixed"}, default "balanced"
+        Whether the devices of each lowest aggregator take turns, those that have waited longest
+        first, or every round draws a random set of them. A device's budget has to suffice for the
+        rounds in which it takes part: in turns that is its share of them, and at random as many as
+        99 % of the devices take part in at most (`flwr_privacy.m2fdp.control.cohorts`). One that
+        was charged for so many is not asked any more. Where all devices take part in every round
+        it has no effect.
     keep_back : sequence of str, optional
         Arrays that are not sent, beside integers and what torch calls running statistics of
         normalisation layers, which never are: the model keeps the server's values of them.
@@ -185,6 +193,7 @@ class M2FDP(SchemeStrategy):
     relay: bool = False
     perturb_reg: bool = False
     resources: ResourceModel | None = None
+    client_sampling: Literal["balanced", "fixed"] = "balanced"
     keep_back: Sequence[str] | None = None
     insecure_seed: int | None = None
     evaluation: PrivateEvaluation | None = None
@@ -212,6 +221,7 @@ class M2FDP(SchemeStrategy):
                 allowed = "None: the server adds no noise here, so that there is nothing to seed"
                 raise InvalidParameterError("insecure_seed", self.insecure_seed, allowed)
         self._given_tree = self.tree
+        self._cohorts = self._cohorts_of()
         self._keep_back_given = self.keep_back
         self._kept_back = list(self.keep_back or ())
         # Whatever can be refused before there are clients is refused here.
@@ -243,6 +253,7 @@ class M2FDP(SchemeStrategy):
         self._plan: M2FDPRoundPlan | None = None
         self._relay: Relay | None = None
         self._chosen: dict[str, list[str]] = {}
+        self._participants = TierParticipants(self.client_sampling)
         self._trained = False
         self._evaluations: PrivateEvaluations | None = None
         if self.evaluation is not None:
@@ -269,11 +280,16 @@ class M2FDP(SchemeStrategy):
             least=self.min_train_nodes,
         )
         self._devices = list(self.tree.devices)
+        self._cohorts = self._cohorts_of()
         self._layout = Layout.of(self._template, released_names(self._template, self._kept_back))
         first = self.first_plan(self.planned_rounds or 1)
         size, resources = self._layout.size, self.resources or ResourceModel()
         self._tier_schedule = TierSchedule(
-            first, control=self.control, parameters=size, resources=resources
+            first,
+            control=self.control,
+            parameters=size,
+            resources=resources,
+            cohorts=self._cohorts,
         )
         if self._steps_left is not None:
             self._tier_schedule.resume(self._steps_left, lost_rounds=self.experiment.lost_rounds)
@@ -288,6 +304,7 @@ class M2FDP(SchemeStrategy):
 
     def first_plan(self, rounds: int) -> M2FDPRoundPlan:
         """Return the plan of the first of so many rounds, without control."""
+        alike = [(self.schedule, None)] * rounds
         return M2FDPRoundPlan(
             tree=self.tree,
             schedule=self.schedule,
@@ -295,10 +312,20 @@ class M2FDP(SchemeStrategy):
             server_round=1,
             total_steps=self.schedule.steps * rounds,
             rounds=rounds,
+            participations=self._cohorts.participations(alike),
             min_children=self.min_children,
             step_rule=self.step_rule,
             keep_back=self._kept_back,
             evaluation=self.evaluation,
+        )
+
+    def _cohorts_of(self) -> TierCohorts:
+        """Return how many devices of the tree a round asks."""
+        return TierCohorts(
+            tree=self.tree,
+            sampling=self.client_sampling,
+            share=max(self.fraction_train, self.min_train_nodes / len(self.tree.devices)),
+            least=self.min_children,
         )
 
     def stop(self) -> str:
@@ -375,14 +402,13 @@ class M2FDP(SchemeStrategy):
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the devices of a round, and record them by their parent."""
         everybody = self.messenger.sample(grid, server_round, TRAIN, fraction=1.0, minimum=0)
-        self._chosen = drawn(
-            self.tree,
+        seed = self.experiment.seed
+        self._chosen = self._participants.drawn(
             {client for clients in everybody.values() for client in clients},
-            share=max(self.fraction_train, self.min_train_nodes / len(self.tree.devices)),
-            decision=self._tier_schedule.decision,
-            least=self.min_children,
-            seed=self.experiment.seed,
-            server_round=server_round,
+            plan=self.plan,
+            sizes=self._tier_schedule.sizes(server_round, seed=seed),
+            releases=self.releases,
+            seed=seed,
         )
         return only(everybody, {device for devices in self._chosen.values() for device in devices})
 
@@ -488,7 +514,7 @@ class M2FDP(SchemeStrategy):
             self._tiers.write(self.experiment.run_dir, self.plan)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the leaf of each client, the remaining local steps, and what noise is for."""
+        """Return the leaf of each client, the queue, the steps left, and what noise is for."""
         return {
             "devices": self._devices,
             "calibrated": self._calibrated(),
@@ -496,6 +522,7 @@ class M2FDP(SchemeStrategy):
             "steps_left": self._tier_schedule.steps_left,
             "insecure": self._insecure,
             "trained": self._trained,
+            "participants": self._participants.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -512,6 +539,7 @@ class M2FDP(SchemeStrategy):
         self._steps_left = int(state["steps_left"])
         self._insecure = state["insecure"]
         self._trained = state.get("trained", False)
+        self._participants.load(state.get("participants", {}))
 
     def _calibrated(self) -> dict[str, Any]:
         """Return what the noise of all rounds depends on."""
@@ -523,5 +551,7 @@ class M2FDP(SchemeStrategy):
             **parts,
             "resources": costs,
             "num_rounds": self.planned_rounds,
+            "client_sampling": self.client_sampling,
+            "share": self._cohorts.share,
             **tree_of(self.tree),
         }

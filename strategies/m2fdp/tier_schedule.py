@@ -11,6 +11,7 @@ from flwr_privacy.m2fdp import (
     M2FDPRoundPlan,
     PaperNoise,
     ResourceModel,
+    TierCohorts,
 )
 
 __all__ = ["TierSchedule"]
@@ -29,6 +30,8 @@ class TierSchedule:
         Entries of what is uploaded.
     resources : ResourceModel
         What steps and uploads cost.
+    cohorts : TierCohorts
+        How many devices a round asks, and how often that is one device.
 
     Raises
     ------
@@ -43,8 +46,10 @@ class TierSchedule:
         control: AdaptiveControl | None,
         parameters: int,
         resources: ResourceModel,
+        cohorts: TierCohorts,
     ) -> None:
         self._first = first
+        self._cohorts = cohorts
         self._controller: AdaptiveController | None = None
         self.total_steps = first.total_steps
         if control is not None:
@@ -64,9 +69,17 @@ class TierSchedule:
             self.total_steps = self._controller.total_steps
             # What a device pays in all is known beforehand: a choice depends on nothing else than
             # the steps that are left.
-            lengths = Counter(decision.steps for decision in self._decisions(self._controller))
-            course = [(first.schedule.with_steps(K), count) for K, count in lengths.items()]
-            self._first = replace(first, course=course)
+            rounds = [
+                (first.schedule.with_steps(decision.steps), decision)
+                for decision in self._decisions(self._controller)
+            ]
+            schedules = {schedule.steps: schedule for schedule, _ in rounds}
+            lengths = Counter(schedule.steps for schedule, _ in rounds)
+            self._first = replace(
+                first,
+                course=tuple((schedules[steps], count) for steps, count in lengths.items()),
+                participations=cohorts.participations(rounds),
+            )
         self.steps_left = self.total_steps
         self.decision: Decision | None = None
 
@@ -97,6 +110,10 @@ class TierSchedule:
             server_round=server_round,
             total_steps=self.total_steps,
         )
+
+    def sizes(self, server_round: int, *, seed: int | str) -> dict[str, int]:
+        """Return how many devices of each lowest aggregator a round asks."""
+        return self._cohorts.sizes(server_round, self.decision, seed=seed)
 
     def take(self, plan: M2FDPRoundPlan) -> None:
         """Subtract the steps of a round from those that remain."""

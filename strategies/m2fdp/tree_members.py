@@ -1,14 +1,11 @@
-"""Assigns clients to the leaves of a tree, and draws the devices of a round."""
+"""Assigns clients to the leaves of a tree."""
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Mapping, Sequence
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.m2fdp import Decision, TierPrivacy, TierTree
-from flwr_privacy.wire.identity import derive_seed, fingerprints, places
+from flwr_privacy.m2fdp import TierPrivacy, TierTree
 from flwr_privacy.wire.message import Fields
 
 __all__ = [
@@ -18,15 +15,12 @@ __all__ = [
     "check_min_children",
     "check_relayed",
     "devices_among",
-    "drawn",
     "fitting_fanouts",
     "members",
     "settled",
 ]
 
 logger = logging.getLogger("flwr.privacy")
-
-_ROUNDING = 1e-9
 
 MIN_CHILDREN = 2
 """Fewest answers that a trusted aggregator averages, unless the user says otherwise."""
@@ -198,65 +192,3 @@ def settled(
         allowed = f"at most {len(tree.devices)}, the devices of the tree"
         raise InvalidParameterError("min_train_nodes", least, allowed)
     return tree
-
-
-def drawn(
-    tree: TierTree,
-    there: Collection[str],
-    *,
-    share: float,
-    decision: Decision | None,
-    least: int,
-    seed: int | str,
-    server_round: int,
-) -> dict[str, list[str]]:
-    """Draw devices under each lowest aggregator without replacement; every round draws anew.
-
-    Parameters
-    ----------
-    tree : TierTree
-        Who there is.
-    there : collection of str
-        Who can be asked.
-    share : float
-        Share of the devices, the same under each aggregator but for rounding; one at least.
-    decision : Decision, optional
-        How many the controller wants, in place of the share.
-    least : int
-        Fewest devices of a trusted aggregator.
-    seed : int or str
-        Root seed of the experiment.
-    server_round : int
-        The round.
-    """
-    chosen = {}
-    planned = _shared_out(tree, share, seed, server_round)
-    for leaf in tree.tiers[tree.depth - 1]:
-        children = tree.children(leaf)
-        wanted = max(1, planned[leaf])
-        if decision is not None:
-            first = tree.ancestor(leaf, 1) if tree.depth > 1 else leaf
-            wanted = decision.secure if tree.secure(first) else decision.insecure
-        if tree.secure(leaf):
-            wanted = max(wanted, least)
-        present = [child for child in children if child in there]
-        if wanted < len(present):
-            order = places(derive_seed(seed, "tiers", server_round), fingerprints(present))
-            present = [present[index] for index in np.argsort(order, kind="stable")]
-        if present:
-            chosen[leaf] = sorted(present[:wanted])
-    return chosen
-
-
-def _shared_out(tree: TierTree, share: float, seed: int | str, server_round: int) -> dict[str, int]:
-    """Split a share of all devices, rounded down, among the lowest aggregators.
-
-    What rounding leaves over goes to some of them, others in every round.
-    """
-    leaves = tree.tiers[tree.depth - 1]
-    planned = {leaf: int(share * len(tree.children(leaf)) + _ROUNDING) for leaf in leaves}
-    left = int(share * len(tree.devices) + _ROUNDING) - sum(planned.values())
-    order = sorted(leaves, key=lambda leaf: derive_seed(seed, "left over", server_round, leaf))
-    for leaf in order[:left]:
-        planned[leaf] += 1
-    return planned

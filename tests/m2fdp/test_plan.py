@@ -12,9 +12,9 @@ from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.m2fdp import Drift, EventSchedule, M2FDPRoundPlan, TierPrivacy, TierTree
 from flwr_privacy.m2fdp.paper_noise import sigma
-from flwr_privacy.m2fdp.plan import boundary_tier, exchanges
 from flwr_privacy.m2fdp.sensitivity import sensitivity_worst_case
 from flwr_privacy.m2fdp.terms import any_batch
+from flwr_privacy.m2fdp.tree.exchanges import boundary_tier, exchanges
 from flwr_privacy.m2fdp.zone_average import GAP, NOISE_REACH
 from flwr_privacy.privacy.grid import CODE_LIMIT
 from flwr_privacy.privacy.noise import discretisation_gap

@@ -12,9 +12,15 @@ from flwr.app import ArrayRecord, MetricRecord
 from tier_training import HALF, Model, check_ledgers, descend, run, spent_of, stay
 
 from flwr_privacy.errors import CheckpointError
-from flwr_privacy.m2fdp import AdaptiveController, Decision, NoNoise, ResourceModel, TierTree
+from flwr_privacy.m2fdp import (
+    AdaptiveController,
+    Decision,
+    NoNoise,
+    ResourceModel,
+    TierCohorts,
+    TierTree,
+)
 from flwr_privacy.strategies import AdaptiveControl, DeviceNoise
-from flwr_privacy.strategies.m2fdp.tree_members import drawn
 
 pytestmark = pytest.mark.usefixtures("no_settling", "one_accountant")
 
@@ -68,12 +74,11 @@ def test_devices_below_a_secure_node_of_tier_1_are_those_of_the_secure_choice(
 def test_the_choice_goes_by_tier_1_whatever_is_below() -> None:
     """A secure node below an insecure one of tier 1 has the insecure choice."""
     tree = TierTree.of_fanouts((2, 2, 4), p=(0.5, 0.5))
-    chosen = drawn(
-        tree, tree.devices, share=1.0, decision=DECISION, least=1, seed=0, server_round=1
-    )
-    secure = {leaf: tree.secure(leaf) for leaf in chosen}
+    cohorts = TierCohorts(tree=tree, sampling="balanced", share=1.0, least=1)
+    sizes = cohorts.sizes(1, DECISION, seed=0)
+    secure = {leaf: tree.secure(leaf) for leaf in sizes}
     assert secure == {"t2-0": True, "t2-1": True, "t2-2": True, "t2-3": False}
-    assert {leaf: len(devices) for leaf, devices in chosen.items()} == {
+    assert sizes == {
         **{"t2-0": 3, "t2-1": 3},
         **{"t2-2": 1, "t2-3": 1},
     }

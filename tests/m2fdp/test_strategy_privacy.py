@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,9 @@ def test_devices_decline_a_round_too_many() -> None:
     class Greedy(M2FDP):
         def setup(self, grid: Any) -> None:
             super().setup(grid)
-            self._tier_schedule.total_steps = 4
+            schedule = self._tier_schedule
+            schedule.total_steps = 4  # noise for two rounds, and a queue for three
+            schedule._first = replace(schedule._first, participations={})
 
     strategy = make(Greedy, tree=HALF, steps=2, experiment_id="e")
     result = run_strategy(
@@ -127,8 +130,8 @@ def test_who_does_not_take_part_pays_nothing(tmp_path: Path) -> None:
     rounds = {name: len(entries_of(tmp_path, name)) for name in tree.devices}
     assert sum(rounds[name] for name in "0123") == 2 * 3
     assert sum(rounds[name] for name in "4567") == 2 * 3 * 2
-    whole = math.sqrt(3) / mu_of(8.0, 1e-5)
-    for name in "0123":  # a share of the budget for each round, whoever takes part
+    whole = math.sqrt(2) / mu_of(8.0, 1e-5)
+    for name in "0123":  # in turns nobody takes part in more than two of the three rounds
         for entry in entries_of(tmp_path, name):
             assert entry.charge.noise_multiplier == pytest.approx(whole, rel=1e-6)
     assert max(spent_of(strategy).values()) <= 8.0
