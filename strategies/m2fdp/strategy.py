@@ -6,6 +6,7 @@ tree meet in an event. The server simulates the aggregators, or passes sealed me
 aggregators that are nodes of their own (`relay`).
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -80,6 +81,8 @@ from .tree_members import (
 )
 
 __all__ = ["M2FDP"]
+
+logger = logging.getLogger("flwr.privacy")
 
 
 @checked_keywords
@@ -300,7 +303,21 @@ class M2FDP(SchemeStrategy):
             )
         self._plan = self._tier_schedule.plan(1)
         self.plan.check(size)
+        if self.relay:
+            self._tell_aggregators()
         self._write_tree()
+
+    def _tell_aggregators(self) -> None:
+        """Log what an aggregator's own ledger comes to, where that is more than a device pays."""
+        zones = [tier for tier in self.plan.boundaries if tier < self.tree.depth]
+        paid = [self.plan.epsilon(tier) for tier in zones]
+        counted = [self.plan.zone_epsilon(tier) for tier in zones]
+        if counted != paid:
+            logger.info(
+                "the ledgers of the trusted aggregators count all rounds: they come to epsilon "
+                "%.4g, and a max_epsilon in the policy of an aggregator must be as large",
+                max(counted),
+            )
 
     def first_plan(self, rounds: int) -> M2FDPRoundPlan:
         """Return the plan of the first of so many rounds, without control."""

@@ -1,6 +1,7 @@
 """Whose turn it is under each lowest aggregator, and for how many rounds a budget suffices."""
 
 import itertools
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from tier_training import (
 )
 from zones import zone_nodes
 
+from flwr_privacy.accounting import spent
 from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.clients import M2FDPClient, as_mod
 from flwr_privacy.errors import CheckpointError, InvalidParameterError
@@ -179,13 +181,13 @@ def test_the_plan_has_the_budget_of_the_device_that_takes_part_most(control: str
         privacy=DeviceNoise(epsilon=2.0),
         participations=cohorts.participations(rounds),
     )
-    spent: dict[int, list[float]] = {}
+    paid: dict[int, list[float]] = {}
     for device, counts in courses_of(cohorts, rounds, 3).items():
         tier = boundary_tier(SMALL, SMALL.parent(device))
         course = tuple((SCHEDULE.with_steps(steps), n) for steps, n in counts.items())
         total = sum(c.count / c.noise_multiplier**2 for c in plan._charges(tier, course))
-        spent.setdefault(tier, []).append(total)
-    for tier, totals in spent.items():
+        paid.setdefault(tier, []).append(total)
+    for tier, totals in paid.items():
         assert max(totals) == pytest.approx(mu_of(2.0, 1e-5) ** 2, rel=1e-6)
         assert max(totals) <= mu_of(2.0, 1e-5) ** 2
         assert plan.shares(tier)[1] == pytest.approx(max(totals))
@@ -260,9 +262,9 @@ def test_devices_take_turns_and_spend_their_budget(options: Any, tmp_path: Path)
     for device in TENS.devices:
         first, second = rounds_in(tmp_path, device)
         assert second - first == 5
-    spent = spent_of(strategy)
-    assert list(spent.values()) == pytest.approx([8.0] * 20, rel=1e-6)
-    assert max(spent.values()) <= 8.0
+    each = spent_of(strategy)
+    assert list(each.values()) == pytest.approx([8.0] * 20, rel=1e-6)
+    assert max(each.values()) <= 8.0
 
 
 FIFTH: dict[str, Any] = {"fraction_train": 0.2, "min_train_nodes": 0}
@@ -292,10 +294,10 @@ def test_under_control_nobody_exceeds_the_budget_and_one_device_has_all_of_it() 
     assert sum(int(line["steps"]) for line in schemes) == 11
     assert len({line["steps"] for line in schemes}) > 1
     assert not any(line["refused"] for line in result.history[1:])
-    spent = spent_of(strategy)
+    each = spent_of(strategy)
     for devices in ("01234", "56789"):
-        assert max(spent[device] for device in devices) == pytest.approx(8.0, rel=1e-6)
-    assert max(spent.values()) <= 8.0
+        assert max(each[device] for device in devices) == pytest.approx(8.0, rel=1e-6)
+    assert max(each.values()) <= 8.0
     one = {c.noise_multiplier for c in charges_of(strategy)["5"]}
     every = min(math.sqrt(11 / steps) / mu_of(8.0, 1e-5) for steps in (1, 2, 3))
     assert min(one) < 0.9 * every  # as if each device took part in all rounds
@@ -460,11 +462,14 @@ def test_a_training_of_which_most_devices_are_gone_ends_without_a_model(tmp_path
     }
 
 
-def test_an_aggregators_ledger_has_all_rounds_and_each_device_its_own(tmp_path: Path) -> None:
+def test_an_aggregators_ledger_has_all_rounds_and_each_device_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tree = TierTree.of_fanouts((1, 5), p=1.0)
     strategy = make(
         M2FDP, tree=tree, relay=True, experiment_id="e", fraction_train=0.4, min_train_nodes=0
     )
+    caplog.set_level(logging.INFO, "flwr.privacy")
     result = run_strategy(
         strategy,
         message_app([as_mod(M2FDPClient)]),
@@ -476,5 +481,8 @@ def test_an_aggregators_ledger_has_all_rounds_and_each_device_its_own(tmp_path: 
     assert not any(line["refused"] for line in result.history[1:])
     assert not any(line["skipped"] for line in result.history[1:])
     assert [len(entries_of(tmp_path, device)) for device in tree.devices] == [4] * 5
-    assert len(entries_of(tmp_path, "t1-0")) == 10
+    all_rounds = [entry.charge for entry in entries_of(tmp_path, "t1-0")]
+    assert len(all_rounds) == 10
+    told = f"they come to epsilon {spent(all_rounds, delta=1e-5):.4g}"
+    assert told in caplog.text
     assert list(spent_of(strategy).values()) == pytest.approx([8.0] * 5, rel=1e-6)
