@@ -408,6 +408,11 @@ PLANNED = [
         ("--unit", "record", "--set", "sampling_rate=0.1", *TREE),
         ("--set", "unit=record", "--set", "sampling_rate=0.1", *TREE),
     ),
+    (
+        "m2fdp",
+        ("--unit", "device", *TREE, "--set", "client_sampling=fixed"),
+        ("--set", "unit=device", *TREE, "--set", "client_sampling=fixed"),
+    ),
     ("m2fdp-hfl-dp", ("--set", "fanouts=2,2"), ("--set", "fanouts=2,2")),
     ("m2fdp-pedpfl", (), ()),
     ("acfl", (), ("--task", "digits-rff")),
@@ -440,6 +445,22 @@ WITH_EVALUATIONS = [
     ),
     ("acfl", SUMMED, ("--task", "digits-rff", *SUMMED), ()),
 ]
+
+
+def test_calibrate_shows_what_turns_save_in_a_tree(command: Command) -> None:
+    """The numbers of docs/schemes/m2fdp.md: releases of a device, and the noise of its tier."""
+    shape = ("--clients", "200", "--set", "unit=device", "--set", "fanouts=4,50", "--set", "p=0.5")
+    plan = ("calibrate", "m2fdp", "--rounds", "100", "--epsilon", "8", *shape)
+    tenth = ("--fraction", "0.1")
+    found = []
+    for own in (("--fraction", "1"), (*tenth, "--set", "client_sampling=fixed"), tenth):
+        printed = command(*plan, *own).stdout
+        found.append(re.findall(r"noise multiplier ([0-9.]+).*; (\d+) releases", printed))
+    assert found == [
+        [("6.00229", "100"), ("12.0046", "400")],
+        [("2.54656", "18"), ("5.09311", "72")],
+        [("1.89809", "10"), ("3.79618", "40")],
+    ]
 
 
 @pytest.mark.parametrize("drawn", [(), ("--per-round", "2")], ids=["all", "half"])
@@ -505,6 +526,10 @@ def check_printed(
         (("central-dp", "--unit", "record"), "unit = 'record': expected one of 'user'"),
         (("acfl", "--unit", "user"), "unit = 'user': expected one of 'record'"),
         (("m2fdp", "--set", "fanouts=2,2", "--clients", "4"), "unit = None: expected unit=device"),
+        (
+            ("m2fdp", "--unit", "device", *TREE, "--set", "client_sampling=poisson"),
+            "client_sampling = 'poisson': expected 'balanced' or 'fixed': a trusted aggregator",
+        ),
         (("m2fdp", "--unit", "device"), "fanouts = None: expected the tree of aggregators"),
         (("central-dp", "--records", "9"), "records = 9: expected nothing: it has no effect for"),
         (("central-dp", "--fraction", "0"), "fraction = 0.0: expected a finite number from above"),

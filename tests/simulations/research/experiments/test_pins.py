@@ -154,6 +154,8 @@ def of_function(chosen: ExperimentDescription, *, full: bool) -> set[str]:
         if chosen.function in ("m2fdp", "m2fdp-cost"):
             has = values_of(tiers._training(point, seed=0))
             needed = {*STEPS, *(name for name in TIERS if name in has)}
+            if "control" in point:  # which draws devices; without, all of them take part
+                needed.add("client_sampling")
         missing |= needed - {*flat(point), *flat(point.get("control", {}))}
     return missing
 
