@@ -37,7 +37,7 @@ from flwr_privacy.wire.message import RECORD, Fields
 
 from .tiers import TierLog
 
-__all__ = ["AGGREGATOR", "Relay"]
+__all__ = ["AGGREGATOR", "Relay", "tell_zone_epsilon"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -319,6 +319,18 @@ class Relay:
                     use(reply)
             except ReplyRefusedError as error:
                 request_log.withdraw(reply, error)
+
+
+def tell_zone_epsilon(plan: M2FDPRoundPlan) -> None:
+    """Log what an aggregator's own ledger comes to, where that is more than a device pays."""
+    zones = [tier for tier in plan.boundaries if tier < plan.tree.depth]
+    counted = [plan.zone_epsilon(tier) for tier in zones]
+    if counted != [plan.epsilon(tier) for tier in zones]:
+        logger.info(
+            "the ledgers of the trusted aggregators count all rounds: they come to epsilon %.4g, "
+            "and a max_epsilon in the policy of an aggregator must be as large",
+            max(counted),
+        )
 
 
 def _codes(reply: ClientReply, size: int) -> NDArray[np.int32]:

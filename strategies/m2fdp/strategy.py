@@ -6,7 +6,6 @@ tree meet in an event. The server simulates the aggregators, or passes sealed me
 aggregators that are nodes of their own (`relay`).
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -63,7 +62,7 @@ from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 from .calibrated import check_calibrated, check_evaluated, plain, tree_of
 from .participants import TierParticipants
-from .relay import Relay
+from .relay import Relay, tell_zone_epsilon
 from .simulated_aggregators import SimulatedAggregators
 from .tier_charges import TierCharges
 from .tier_requests import WEIGHT, TierRequests, taken
@@ -81,8 +80,6 @@ from .tree_members import (
 )
 
 __all__ = ["M2FDP"]
-
-logger = logging.getLogger("flwr.privacy")
 
 
 @checked_keywords
@@ -172,9 +169,10 @@ class M2FDP(SchemeStrategy):
     Covered: everything that leaves the zone in the whole training and its evaluations together,
     (epsilon, delta) per device, by
     Gaussian differential privacy (by a Renyi filter with `RecordNoise`) over the releases that each
-    device charges to its own ledger. Not covered: members of one zone from each other; who takes
-    part; with `PaperNoise` the budget that was asked for; with `SmoothDrift` or `LemmaDrift` losses
-    that are not what was declared.
+    device charges to its own ledger: those of the rounds in which it was asked, wherever the noise
+    is added. What other rounds release does not depend on its data. Not covered: members of one
+    zone from each other; who takes part; with `PaperNoise` the budget that was asked for; with
+    `SmoothDrift` or `LemmaDrift` losses that are not what was declared.
 
     Examples
     --------
@@ -304,20 +302,8 @@ class M2FDP(SchemeStrategy):
         self._plan = self._tier_schedule.plan(1)
         self.plan.check(size)
         if self.relay:
-            self._tell_aggregators()
+            tell_zone_epsilon(self.plan)
         self._write_tree()
-
-    def _tell_aggregators(self) -> None:
-        """Log what an aggregator's own ledger comes to, where that is more than a device pays."""
-        zones = [tier for tier in self.plan.boundaries if tier < self.tree.depth]
-        paid = [self.plan.epsilon(tier) for tier in zones]
-        counted = [self.plan.zone_epsilon(tier) for tier in zones]
-        if counted != paid:
-            logger.info(
-                "the ledgers of the trusted aggregators count all rounds: they come to epsilon "
-                "%.4g, and a max_epsilon in the policy of an aggregator must be as large",
-                max(counted),
-            )
 
     def first_plan(self, rounds: int) -> M2FDPRoundPlan:
         """Return the plan of the first of so many rounds, without control."""

@@ -486,3 +486,33 @@ def test_an_aggregators_ledger_has_all_rounds_and_each_device_its_own(
     told = f"they come to epsilon {spent(all_rounds, delta=1e-5):.4g}"
     assert told in caplog.text
     assert list(spent_of(strategy).values()) == pytest.approx([8.0] * 5, rel=1e-6)
+
+
+def test_a_device_under_a_trusted_aggregator_keeps_to_its_own_limit_whatever_the_server_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server asks the same three of five devices in each round, and claims any budget.
+
+    The noise is for four of ten rounds. Device 0 has max_epsilon = 8 in its policy, and declines
+    the fifth; the aggregator and the others have none.
+    """
+    tree = TierTree.of_fanouts((1, 5), p=1.0)
+    strategy = make(
+        M2FDP, tree=tree, relay=True, experiment_id="e", fraction_train=0.4, min_train_nodes=0
+    )
+    monkeypatch.setattr(
+        TierParticipants, "drawn", lambda self, there, **_: {"t1-0": ["0", "1", "2"]}
+    )
+    monkeypatch.setattr(M2FDPRoundPlan, "epsilon", lambda self, boundary: 1e6)
+    policy = {"trusted_parents": ["t1-0"], "max_epsilon": 8.0}
+    state = {"privacy-state": str(tmp_path)}
+    result = run_strategy(
+        strategy,
+        message_app([as_mod(M2FDPClient)]),
+        nodes=zone_nodes(tree, tmp_path, policies={"0": policy}, **state),
+        arrays=record({"w": np.zeros(5)}),
+        num_rounds=10,
+    )
+    assert [line["accumulated"] for line in result.history[1:]] == [3] * 4 + [2] * 6
+    assert [len(entries_of(tmp_path, device)) for device in "012"] == [4, 10, 10]
+    assert len(entries_of(tmp_path, "t1-0")) == 10

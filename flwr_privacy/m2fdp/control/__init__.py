@@ -1,1 +1,1 @@
-"""The controller of M2FDP: chooses steps and devices of a round by noise, energy and delay."""
+"""How many steps and devices a round of M2FDP takes, and how often one device is among them."""

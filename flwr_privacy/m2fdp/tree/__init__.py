@@ -1,1 +1,1 @@
-"""The tree of aggregators of M2FDP: its shape, its trusted nodes, and its file."""
+"""The tree of aggregators of M2FDP: its shape, its trusted nodes, its file, and its exchanges."""
