@@ -7,9 +7,8 @@ counts every client that was asked, whether its answer came or not.
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,22 +16,20 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from flwr_privacy.accounting import Charge
 from flwr_privacy.central_dp.guarantee import guarantee_of
 from flwr_privacy.central_dp.joint_cost import JointCost
 from flwr_privacy.central_dp.mean import AddNoise, CentralMean, add_noise
 from flwr_privacy.central_dp.model_noise import ModelNoise
 from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
 from flwr_privacy.central_dp.plan import CentralDPNoisePlan
-from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, SERVER, amplified, sensitivity
+from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, SERVER, sensitivity
 from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.errors import CheckpointError, InvalidParameterError, ProtocolError, check_integer
-from flwr_privacy.evaluation import EvaluationTerms, PrivateEvaluation
-from flwr_privacy.evaluation.plan import planned_terms
+from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import next_clipping_norm
 from flwr_privacy.privacy.averaging import WeightedMean
-from flwr_privacy.privacy.card import CardRelease, PrivacyCard
+from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.cohorts import drawn_alone
 from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.privacy.grid import CODE_LIMIT
@@ -51,18 +48,15 @@ from flwr_privacy.strategies.private_evaluation import (
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned
 from flwr_privacy.strategies.requests.request_log import RequestLog
-from flwr_privacy.udp import participations
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 from .option_checks import check_sum
-from .spent_budgets import participations_of, spent_clients, why_too_few
+from .planned_budget import PlannedBudget
 
 __all__ = ["CentralDP"]
 
 logger = logging.getLogger("flwr.privacy")
-
-_OTHER_VERSIONS = ". Other versions of SciPy or NumPy come to another factor: resume with the same"
 
 _WIDEST = math.nextafter(2.0, 0.0)
 """Norm that has most steps on a grid which is chosen for it."""
@@ -169,14 +163,6 @@ class CentralDP(SchemeStrategy):
             check_integer("rounds", self.rounds, minimum=1)
         check_options(CentralDP, self, "privacy", "clipping", "evaluation")
         check_evaluation(self, self.evaluation)
-        self._amplified = amplified(self.privacy.noise, self.privacy.sampling)
-        self._clipping: dict[str, Any] = {
-            "clipping_norm": self.privacy.clipping_norm,
-            **({"quantile": None} if self.clipping is None else asdict(self.clipping)),
-            "grid_bits": self.privacy.grid_bits,
-            "keep_back": list(self.keep_back or ()),
-            "evaluation": None if self.evaluation is None else asdict(self.evaluation),
-        }
         if self.privacy.noise == DISTRIBUTED and self.secure_sum is None:
             self.secure_sum = SecureSum()
         check_sum(self.secure_sum, noise=self.privacy.noise, sampling=self.privacy.sampling)
@@ -189,23 +175,30 @@ class CentralDP(SchemeStrategy):
 
     def _build(self) -> None:
         super()._build()
-        self.plan: CentralDPNoisePlan | None = None
+        self._budget = PlannedBudget(
+            self.privacy,
+            clipping=self.clipping,
+            evaluation=self.evaluation,
+            secure_sum=self.secure_sum,
+            keep_back=self.keep_back or (),
+            rounds=lambda: rounds_of(self.rounds, self.planned_rounds),
+            sample_sizes=self._sample_sizes,
+        )
         self.terms: CentralDPTerms | None = None
         self.clipping_norm = self.privacy.clipping_norm
-        self._population = self._cohort = 0
+        self._cohort = 0
         self._insecure = self.privacy.insecure_seed is not None
         self._participants = Participants(
             self.federation,
             cohorts=self.privacy.sampling,
-            secret=self._amplified,  # under a secure sum the clients of a cohort know each other
+            # Under a secure sum the clients of a cohort know each other.
+            secret=self._budget.amplified,
             seed=f"insecure {self.privacy.insecure_seed}".encode() if self._insecure else None,
         )
         if self.privacy.noise == SERVER:  # the trusted server accounts for it, and no ledger
             self.heads.leave_out()
         self._correlated: ModelNoise | None = None
         self._correlated_state: dict[str, Any] | None = None  # until the model is known
-        self._counted: list[CardRelease] | None = None
-        self._made = Counter[str]()  # trainings of each client, in those
         self._of_round: dict[str, float] = {}
         self._releases = False  # whether noise is released whoever answers
         self._trained = False
@@ -213,16 +206,28 @@ class CentralDP(SchemeStrategy):
         if self.evaluation is not None:
             self._evaluations = PrivateEvaluations(self, self.evaluation)
 
+    @property
+    def plan(self) -> CentralDPNoisePlan | None:
+        """The noise plan of the training; None until the number of clients is known."""
+        return self._budget.plan
+
+    def _sample_sizes(self) -> tuple[int, int, int]:
+        """Return how many clients a round asks, how many an evaluation, and how many there are."""
+        size = self.messenger.sampler.sample_size
+        asked, population = size(fraction=self.fraction_train, minimum=self.min_train_nodes)
+        evaluating, _ = size(fraction=self.fraction_evaluate, minimum=self.min_evaluate_nodes)
+        return asked, evaluating, population
+
     # -- A round -----------------------------------------------------------------------------
 
     def instruct(self, server_round: int) -> Instruction:
         """Return the terms; the server's noise is added before the mean is computed."""
         self._cohort = self.transport.cohort
-        terms = self.terms = self._terms_of(self._cohort, self.clipping_norm)
+        terms = self.terms = self._budget.terms(self._cohort, self.clipping_norm)
         names = terms.names(self._template)
         terms.check_grid(sum(np.size(self._template[name]) for name in names))
         self._of_round = {}
-        plan = self._planned()
+        plan = self._budget.planned()
         spread = plan.effective_multiplier * sensitivity(1.0, neighbours=plan.relation)
         weights = sum(np.size(self._template[name]) for name in names)
         if plan.joint is not None:
@@ -240,16 +245,16 @@ class CentralDP(SchemeStrategy):
         instruction = Instruction(
             fields=records.write(terms),
             accumulator=partial(CentralMean, self._template, terms),
-            cost=partial(self._cost, plan),
+            cost=lambda client: self._budget.cost(client, self.releases),
             charged=self._charged,
-            hidden=self._amplified,
+            hidden=self._budget.amplified,
             released=partial(self._noised, server_round, terms),
             failed_sigma=terms.failed_sigma if terms.failed_code else None,
             forecast=forecast,
         )
         if self._evaluations is None:
             return instruction
-        due = self._evaluated(server_round)
+        due = self._budget.evaluated(server_round)
         return self._evaluations.summed_next(instruction, server_round, due=due)
 
     def aggregate_train(
@@ -266,17 +271,17 @@ class CentralDP(SchemeStrategy):
         """Ask clients to evaluate, if they do; otherwise ask nobody."""
         if self._evaluations is None:
             return []
-        used_up = self._evaluations.used_up(self._planned().evaluations)
-        self._evaluations.trained = self._trained and self._evaluated(server_round)
-        if self._amplified and used_up:  # everybody is charged for each
+        used_up = self._evaluations.used_up(self._budget.planned().evaluations)
+        self._evaluations.trained = self._trained and self._budget.evaluated(server_round)
+        if self._budget.amplified and used_up:  # everybody is charged for each
             return []
         by_server, random = self.privacy.noise == SERVER, None
         if by_server:
             random = self._random(server_round, "evaluation")
         request = EvaluationRequest(
-            terms=self._evaluation_terms(1 if self.terms is None else self.terms.parties),
+            terms=self._budget.evaluation_terms(1 if self.terms is None else self.terms.parties),
             without=used_up,
-            charged=self._participants.charged if self._amplified else None,
+            charged=self._participants.charged if self._budget.amplified else None,
             random=random,
         )
         return self._evaluations.configure(grid, server_round, arrays, config, request)
@@ -294,7 +299,7 @@ class CentralDP(SchemeStrategy):
         cohort = len(clients)
         if drawn_alone(self.privacy.sampling):
             # What does not fit the usual cohort ends the run; the others are skipped.
-            self._bounds(max(2, round(self._planned().q * self._population)))
+            self._bounds(max(2, round(self._budget.planned().q * self._budget.population)))
             try:
                 return self._bounds(cohort)
             except InvalidParameterError as error:
@@ -306,10 +311,10 @@ class CentralDP(SchemeStrategy):
             raise ProtocolError("there is no secure sum")
         # The clipping norm of the next round is not known when its secrets are dealt, but a grid
         # has the most steps up to this one.
-        terms = self._terms_of(cohort, _WIDEST)
+        terms = self._budget.terms(cohort, _WIDEST)
         limit = terms.code_limit()
         if self.evaluation is not None:
-            limit = max(limit, self._evaluation_terms(terms.parties).code_limit())
+            limit = max(limit, self._budget.evaluation_terms(terms.parties).code_limit())
         return self.secure_sum.bounds(cohort, code_limit=min(limit, CODE_LIMIT), largest_weight=1)
 
     def _noised(
@@ -322,8 +327,8 @@ class CentralDP(SchemeStrategy):
             return None
         # What is divided by a secret number would tell it.
         number: float = len(mean.clients)
-        if self._amplified or self._correlated is not None:  # the same number in every round
-            number = self._planned().q * self._population
+        if self._budget.amplified or self._correlated is not None:  # the same number in every round
+            number = self._budget.planned().q * self._budget.population
         if terms.noise == SERVER:
             noise: AddNoise = add_noise
             if self._correlated is not None:
@@ -360,7 +365,7 @@ class CentralDP(SchemeStrategy):
 
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round's training, except those whose budget is used up."""
-        if not self._is_planned(server_round):
+        if not self._budget.is_planned(server_round):
             return {}
         return self._participants.drawn(
             self.messenger,
@@ -370,51 +375,28 @@ class CentralDP(SchemeStrategy):
             minimum=self.min_train_nodes,
             without=self._spent(),
             public_seed=self.experiment.seed,
-            q=lambda: self._planned().q,
-            separation=lambda: self._planned().separation,
+            q=lambda: self._budget.planned().q,
+            separation=lambda: self._budget.planned().separation,
         )
-
-    # -- The budget ----------------------------------------------------------------------------
 
     def _charged(self, request_log: RequestLog) -> set[str]:
         """Return the charged clients: those asked, or all clients where samples are secret."""
-        if self._amplified:
-            self._releases = self._is_planned(request_log.header.server_round)
+        budget = self._budget
+        if budget.amplified:
+            self._releases = budget.is_planned(request_log.header.server_round)
             if not self._releases:
                 return set()
-        return self._participants.charged(request_log, groups=self._planned().separation)
-
-    def _cost(self, plan: CentralDPNoisePlan, client: str) -> Charge:
-        """Return what a client pays for its next training."""
-        # Not before it is asked for: until its first reply a client may go by its node's address.
-        if self._counted is not self.releases:
-            self._counted, self._made = self.releases, participations_of(self.releases)
-        return plan.charge(self._made[client] + 1)
-
-    def _is_planned(self, server_round: int) -> bool:
-        """Tell whether the cost of a round is planned, where rounds cost something together."""
-        together = self._amplified or self.privacy.correlated is not None
-        return not together or self.plan is None or server_round <= self.plan.rounds
+        return self._participants.charged(request_log, groups=budget.planned().separation)
 
     def _spent(self) -> set[str]:
         """Return the clients that were charged as often as their budget allows."""
-        if self.plan is None or self._amplified:
-            return set()
-        spent = spent_clients(self.plan, self.releases)
-        return self.charge_log.with_addresses(spent)
+        return self.charge_log.with_addresses(self._budget.spent(self.releases))
 
     def stop(self) -> str:
         """Return why the training ends: the budget is used up."""
         if self.plan is None:
             return ""
-        last = max((r.server_round for r in self.releases if r.phase == TRAIN), default=0)
-        if not self._is_planned(last + 1):
-            return f"the {self.plan.rounds} rounds that the budget is for are over"
-        if self._amplified:
-            return ""
-        needed = 1 if self.secure_sum is None else self.secure_sum.threshold or 2
-        clients = self.federation.clients()
-        return why_too_few(self.plan, self.releases, clients, self._spent(), needed=needed)
+        return self._budget.why_stop(self.releases, self.federation.clients(), self._spent())
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
         """Return the epsilon spent, and the round's clipping norm, noise and unclipped fraction."""
@@ -431,7 +413,7 @@ class CentralDP(SchemeStrategy):
         if secure_sum is not None and self.terms is not None and self.terms.noise == DISTRIBUTED:
             quorum = secure_sum.quorum_of(self._cohort)
         return guarantee_of(
-            self.plan or self.plan_of(rounds=1, q=1.0),
+            self.plan or self._budget.plan_of(rounds=1, q=1.0),
             summed=secure_sum is not None,
             quorum=quorum,
             kept_back=kept_back(self._template, self.keep_back),
@@ -441,10 +423,8 @@ class CentralDP(SchemeStrategy):
     def state_dict(self) -> dict[str, Any]:
         """Return the plan, the clipping norm, and the secret seed of the samples."""
         return {
-            "plan": None if self.plan is None else self.plan.state(),
-            "clipping": dict(self._clipping),
+            **self._budget.state(),
             "clipping_norm": self.clipping_norm,
-            "population": self._population,
             "participants": self._participants.state(),
             "insecure": self._insecure,
             "trained": self._trained,
@@ -459,19 +439,7 @@ class CentralDP(SchemeStrategy):
         CheckpointError
             If they were made for another budget, another number of rounds or other clipping.
         """
-        rounds = rounds_of(self.rounds, self.planned_rounds)
-        made = state["plan"] or {}
-        plan = self.plan_of(rounds=rounds, q=made.get("q", 1.0))
-        mine = {**plan.state(), **self._clipping}
-        theirs = {**made, **state["clipping"]}
-        for key, value in mine.items():
-            # Those two are not known before there are clients.
-            if key not in ("q", "evaluations") and theirs.get(key, value) != value:
-                raise CheckpointError(
-                    f"the checkpoint was calibrated for {key} = {theirs[key]!r}, not {value!r}: "
-                    "the noise of the rounds that are done cannot be changed"
-                    + (_OTHER_VERSIONS if key == "factor" else "")
-                )
+        self._budget.load(state)
         if self.experiment.lost_rounds and state["correlated"] is not None:
             raise CheckpointError(
                 "the noise of the lost rounds was shown and its state is lost: a training with "
@@ -481,77 +449,4 @@ class CentralDP(SchemeStrategy):
         self._trained = state["trained"]
         self.clipping_norm = state["clipping_norm"]
         self._participants.load(state["participants"], self.releases)
-        if state["plan"] is not None:
-            self.plan = replace(plan, evaluations=made["evaluations"])
-            self._population = state["population"]
         self._correlated_state = state["correlated"]
-
-    # -- Parts -------------------------------------------------------------------------------
-
-    def _planned(self) -> CentralDPNoisePlan:
-        """Return the plan; it is made once the number of clients is known."""
-        if self.plan is None:
-            rounds = rounds_of(self.rounds, self.planned_rounds)
-            asked, self._population = self.messenger.sampler.sample_size(
-                fraction=self.fraction_train, minimum=self.min_train_nodes
-            )
-            evaluating, _ = self.messenger.sampler.sample_size(
-                fraction=self.fraction_evaluate, minimum=self.min_evaluate_nodes
-            )
-            self.plan = self.plan_of(
-                rounds=rounds,
-                q=min(1.0, asked / self._population),
-                evaluation_q=min(1.0, evaluating / self._population),
-            )
-        return self.plan
-
-    def plan_of(self, *, rounds: int, q: float, evaluation_q: float = 1.0) -> CentralDPNoisePlan:
-        """Return the noise of a training.
-
-        Parameters
-        ----------
-        rounds : int
-            Rounds planned.
-        q, evaluation_q : float
-            Fractions of the clients that are asked in a round, and in an evaluation: this one says
-            nothing where those evaluate who trained, or everybody is charged.
-        """
-        plan = self.privacy.plan(self.clipping, rounds=rounds, q=q)
-        if self.evaluation is None:
-            return plan
-        count = self.evaluation.count(rounds)
-        if self.secure_sum is not None:  # those evaluate who trained
-            count = min(count, plan.releases)
-        elif not self._amplified:
-            count = participations(count, evaluation_q)
-        return replace(plan, evaluation_share=self.evaluation.share, evaluations=count)
-
-    def _evaluated(self, server_round: int) -> bool:
-        rounds = rounds_of(self.rounds, self.planned_rounds)
-        return self._evaluations is not None and self._evaluations.due(server_round, rounds=rounds)
-
-    def _evaluation_terms(self, parties: int) -> EvaluationTerms:
-        """Return the terms of an evaluation; parties share the noise if the server adds none."""
-        plan = self._planned()
-        if self.evaluation is None:
-            raise ValueError("no evaluation is planned")
-        return planned_terms(
-            self.evaluation,
-            unit="user",
-            neighbours=plan.relation,
-            noise_multiplier=plan.evaluation_multiplier,
-            epsilon=float(plan.epsilon),
-            delta=plan.delta,
-            gap=plan.gap,
-            parties=parties if plan.noise == DISTRIBUTED else 0,
-            by_server=plan.noise == SERVER,
-        )
-
-    def _terms_of(self, asked: int, norm: float) -> CentralDPTerms:
-        """Return the terms for a cohort size and a clipping norm."""
-        parties = 1
-        if self.privacy.noise == DISTRIBUTED and self.secure_sum is not None:
-            parties = self.secure_sum.parties_of(asked)
-        return self._planned().terms(
-            norm, parties=parties, grid_bits=self.privacy.grid_bits, keep_back=self.keep_back or ()
-        )

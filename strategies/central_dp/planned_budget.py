@@ -1,0 +1,238 @@
+"""Plans the budget of a training under central DP, and counts what it has cost each client."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from flwr_privacy.accounting import Charge
+from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
+from flwr_privacy.central_dp.plan import CentralDPNoisePlan
+from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, SERVER, amplified
+from flwr_privacy.central_dp.terms import CentralDPTerms
+from flwr_privacy.errors import CheckpointError
+from flwr_privacy.evaluation import EvaluationTerms, PrivateEvaluation
+from flwr_privacy.evaluation.plan import planned_terms
+from flwr_privacy.privacy.card import CardRelease
+from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.udp import participations
+from flwr_privacy.wire.message import TRAIN
+
+from .spent_budgets import participations_of, spent_clients, why_too_few
+
+__all__ = ["PlannedBudget"]
+
+_OTHER_VERSIONS = ". Other versions of SciPy or NumPy come to another factor: resume with the same"
+
+
+class PlannedBudget:
+    """The noise plan of one training, made once the number of clients is known.
+
+    Parameters
+    ----------
+    privacy : DistributedNoise or ServerNoise
+        The budget and the clipping norm, and who adds the noise.
+    clipping : AdaptiveClipping, optional
+        How the clipping norm changes.
+    evaluation : PrivateEvaluation, optional
+        For which a part of the budget is set aside.
+    secure_sum : SecureSum, optional
+        How many honest clients there are in a sum.
+    keep_back : sequence of str
+        Arrays of which nothing is released.
+    rounds : callable
+        Returns the rounds over which the budget is spread.
+    sample_sizes : callable
+        Returns how many clients a round asks, how many an evaluation, and how many there are.
+
+    Attributes
+    ----------
+    plan : CentralDPNoisePlan or None
+        The plan; None before `planned`.
+    population : int
+        Number of clients that it was made for.
+    amplified : bool
+        Whether samples are secret: then everybody is charged who may have been drawn.
+    """
+
+    def __init__(
+        self,
+        privacy: DistributedNoise | ServerNoise,
+        *,
+        clipping: AdaptiveClipping | None,
+        evaluation: PrivateEvaluation | None,
+        secure_sum: SecureSum | None,
+        keep_back: Sequence[str],
+        rounds: Callable[[], int],
+        sample_sizes: Callable[[], tuple[int, int, int]],
+    ) -> None:
+        self._privacy = privacy
+        self._clipping = clipping
+        self._evaluation = evaluation
+        self._secure_sum = secure_sum
+        self._keep_back = list(keep_back)
+        self._rounds = rounds
+        self._sample_sizes = sample_sizes
+        self.plan: CentralDPNoisePlan | None = None
+        self.population = 0
+        self.amplified = amplified(privacy.noise, privacy.sampling)
+        self._counted: list[CardRelease] | None = None
+        self._made = Counter[str]()  # trainings of each client, in those
+
+    # -- The plan ----------------------------------------------------------------------------
+
+    def planned(self) -> CentralDPNoisePlan:
+        """Return the plan; it is made once the number of clients is known."""
+        if self.plan is None:
+            asked, evaluating, self.population = self._sample_sizes()
+            self.plan = self.plan_of(
+                rounds=self._rounds(),
+                q=min(1.0, asked / self.population),
+                evaluation_q=min(1.0, evaluating / self.population),
+            )
+        return self.plan
+
+    def plan_of(self, *, rounds: int, q: float, evaluation_q: float = 1.0) -> CentralDPNoisePlan:
+        """Return the noise of a training.
+
+        Parameters
+        ----------
+        rounds : int
+            Rounds planned.
+        q, evaluation_q : float
+            Fractions of the clients that are asked in a round, and in an evaluation: this one says
+            nothing where those evaluate who trained, or everybody is charged.
+        """
+        plan = self._privacy.plan(self._clipping, rounds=rounds, q=q)
+        if self._evaluation is None:
+            return plan
+        count = self._evaluation.count(rounds)
+        if self._secure_sum is not None:  # those evaluate who trained
+            count = min(count, plan.releases)
+        elif not self.amplified:
+            count = participations(count, evaluation_q)
+        return replace(plan, evaluation_share=self._evaluation.share, evaluations=count)
+
+    def terms(self, asked: int, norm: float) -> CentralDPTerms:
+        """Return the terms for a cohort size and a clipping norm."""
+        parties = 1
+        if self._privacy.noise == DISTRIBUTED and self._secure_sum is not None:
+            parties = self._secure_sum.parties_of(asked)
+        return self.planned().terms(
+            norm, parties=parties, grid_bits=self._privacy.grid_bits, keep_back=self._keep_back
+        )
+
+    def evaluation_terms(self, parties: int) -> EvaluationTerms:
+        """Return the terms of an evaluation; parties share the noise if the server adds none.
+
+        Raises
+        ------
+        ValueError
+            If no evaluation is planned.
+        """
+        plan = self.planned()
+        if self._evaluation is None:
+            raise ValueError("no evaluation is planned")
+        return planned_terms(
+            self._evaluation,
+            unit="user",
+            neighbours=plan.relation,
+            noise_multiplier=plan.evaluation_multiplier,
+            epsilon=float(plan.epsilon),
+            delta=plan.delta,
+            gap=plan.gap,
+            parties=parties if plan.noise == DISTRIBUTED else 0,
+            by_server=plan.noise == SERVER,
+        )
+
+    def evaluated(self, server_round: int) -> bool:
+        """Tell whether the model of a round is evaluated."""
+        evaluation = self._evaluation
+        return evaluation is not None and evaluation.takes_place(
+            server_round, rounds=self._rounds()
+        )
+
+    # -- What it has cost --------------------------------------------------------------------
+
+    def cost(self, client: str, releases: list[CardRelease]) -> Charge:
+        """Return what a client pays for its next training."""
+        # Not before it is asked for: until its first reply a client may go by its node's address.
+        if self._counted is not releases:
+            self._counted, self._made = releases, participations_of(releases)
+        return self.planned().charge(self._made[client] + 1)
+
+    def is_planned(self, server_round: int) -> bool:
+        """Tell whether the cost of a round is planned, where rounds cost something together."""
+        together = self.amplified or self._privacy.correlated is not None
+        return not together or self.plan is None or server_round <= self.plan.rounds
+
+    def spent(self, releases: Sequence[CardRelease]) -> set[str]:
+        """Return the clients that were charged as often as their budget allows."""
+        if self.plan is None or self.amplified:
+            return set()
+        return spent_clients(self.plan, releases)
+
+    def why_stop(
+        self, releases: Sequence[CardRelease], clients: Collection[str], spent: Collection[str]
+    ) -> str:
+        """Return why no further round can be asked for; "" if one can.
+
+        Parameters
+        ----------
+        releases : sequence of CardRelease
+            Every charge so far.
+        clients : collection of str
+            The connected clients.
+        spent : collection of str
+            Those whose budget is used up.
+        """
+        if self.plan is None:
+            return ""
+        last = max((r.server_round for r in releases if r.phase == TRAIN), default=0)
+        if not self.is_planned(last + 1):
+            return f"the {self.plan.rounds} rounds that the budget is for are over"
+        if self.amplified:
+            return ""
+        needed = 1 if self._secure_sum is None else self._secure_sum.threshold or 2
+        return why_too_few(self.plan, releases, clients, spent, needed=needed)
+
+    # -- The state of a resume ---------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that the noise of the rounds was calibrated for."""
+        clipping, evaluation = self._clipping, self._evaluation
+        return {
+            "plan": None if self.plan is None else self.plan.state(),
+            "clipping": {
+                "clipping_norm": self._privacy.clipping_norm,
+                **({"quantile": None} if clipping is None else asdict(clipping)),
+                "grid_bits": self._privacy.grid_bits,
+                "keep_back": list(self._keep_back),
+                "evaluation": None if evaluation is None else asdict(evaluation),
+            },
+            "population": self.population,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned.
+
+        Raises
+        ------
+        CheckpointError
+            If it was made for another budget, another number of rounds or other clipping.
+        """
+        made = state["plan"] or {}
+        plan = self.plan_of(rounds=self._rounds(), q=made.get("q", 1.0))
+        mine = {**plan.state(), **self.state()["clipping"]}
+        theirs = {**made, **state["clipping"]}
+        for key, value in mine.items():
+            # Those two are not known before there are clients.
+            if key not in ("q", "evaluations") and theirs.get(key, value) != value:
+                raise CheckpointError(
+                    f"the checkpoint was calibrated for {key} = {theirs[key]!r}, not {value!r}: "
+                    "the noise of the rounds that are done cannot be changed"
+                    + (_OTHER_VERSIONS if key == "factor" else "")
+                )
+        if state["plan"] is not None:
+            self.plan = replace(plan, evaluations=made["evaluations"])
+            self.population = state["population"]
