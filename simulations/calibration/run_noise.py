@@ -62,7 +62,7 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
     if isinstance(strategy, CentralDP):
         # As the strategy asks so many of its clients: rounded down, and one at least.
         evaluating = max(1, math.floor(clients * strategy.fraction_evaluate + 1e-9)) / clients
-        central = strategy.plan_of(rounds=rounds, q=q, evaluation_q=evaluating)
+        central = strategy.budget.plan_of(rounds=rounds, q=q, evaluation_q=evaluating)
         evaluation = None
         if central.evaluations:
             evaluation = Charge(

@@ -175,7 +175,7 @@ class CentralDP(SchemeStrategy):
 
     def _build(self) -> None:
         super()._build()
-        self._budget = PlannedBudget(
+        self.budget = PlannedBudget(
             self.privacy,
             clipping=self.clipping,
             evaluation=self.evaluation,
@@ -192,7 +192,7 @@ class CentralDP(SchemeStrategy):
             self.federation,
             cohorts=self.privacy.sampling,
             # Under a secure sum the clients of a cohort know each other.
-            secret=self._budget.amplified,
+            secret=self.budget.amplified,
             seed=f"insecure {self.privacy.insecure_seed}".encode() if self._insecure else None,
         )
         if self.privacy.noise == SERVER:  # the trusted server accounts for it, and no ledger
@@ -209,7 +209,7 @@ class CentralDP(SchemeStrategy):
     @property
     def plan(self) -> CentralDPNoisePlan | None:
         """The noise plan of the training; None until the number of clients is known."""
-        return self._budget.plan
+        return self.budget.plan
 
     def _sample_sizes(self) -> tuple[int, int, int]:
         """Return how many clients a round asks, how many an evaluation, and how many there are."""
@@ -223,11 +223,11 @@ class CentralDP(SchemeStrategy):
     def instruct(self, server_round: int) -> Instruction:
         """Return the terms; the server's noise is added before the mean is computed."""
         self._cohort = self.transport.cohort
-        terms = self.terms = self._budget.terms(self._cohort, self.clipping_norm)
+        terms = self.terms = self.budget.terms(self._cohort, self.clipping_norm)
         names = terms.names(self._template)
         terms.check_grid(sum(np.size(self._template[name]) for name in names))
         self._of_round = {}
-        plan = self._budget.planned()
+        plan = self.budget.planned()
         spread = plan.effective_multiplier * sensitivity(1.0, neighbours=plan.relation)
         weights = sum(np.size(self._template[name]) for name in names)
         if plan.joint is not None:
@@ -245,16 +245,16 @@ class CentralDP(SchemeStrategy):
         instruction = Instruction(
             fields=records.write(terms),
             accumulator=partial(CentralMean, self._template, terms),
-            cost=lambda client: self._budget.cost(client, self.releases),
+            cost=lambda client: self.budget.cost(client, self.releases),
             charged=self._charged,
-            hidden=self._budget.amplified,
+            hidden=self.budget.amplified,
             released=partial(self._noised, server_round, terms),
             failed_sigma=terms.failed_sigma if terms.failed_code else None,
             forecast=forecast,
         )
         if self._evaluations is None:
             return instruction
-        due = self._budget.evaluated(server_round)
+        due = self.budget.evaluated(server_round)
         return self._evaluations.summed_next(instruction, server_round, due=due)
 
     def aggregate_train(
@@ -271,17 +271,17 @@ class CentralDP(SchemeStrategy):
         """Ask clients to evaluate, if they do; otherwise ask nobody."""
         if self._evaluations is None:
             return []
-        used_up = self._evaluations.used_up(self._budget.planned().evaluations)
-        self._evaluations.trained = self._trained and self._budget.evaluated(server_round)
-        if self._budget.amplified and used_up:  # everybody is charged for each
+        used_up = self._evaluations.used_up(self.budget.planned().evaluations)
+        self._evaluations.trained = self._trained and self.budget.evaluated(server_round)
+        if self.budget.amplified and used_up:  # everybody is charged for each
             return []
         by_server, random = self.privacy.noise == SERVER, None
         if by_server:
             random = self._random(server_round, "evaluation")
         request = EvaluationRequest(
-            terms=self._budget.evaluation_terms(1 if self.terms is None else self.terms.parties),
+            terms=self.budget.evaluation_terms(1 if self.terms is None else self.terms.parties),
             without=used_up,
-            charged=self._participants.charged if self._budget.amplified else None,
+            charged=self._participants.charged if self.budget.amplified else None,
             random=random,
         )
         return self._evaluations.configure(grid, server_round, arrays, config, request)
@@ -299,7 +299,7 @@ class CentralDP(SchemeStrategy):
         cohort = len(clients)
         if drawn_alone(self.privacy.sampling):
             # What does not fit the usual cohort ends the run; the others are skipped.
-            self._bounds(max(2, round(self._budget.planned().q * self._budget.population)))
+            self._bounds(max(2, round(self.budget.planned().q * self.budget.population)))
             try:
                 return self._bounds(cohort)
             except InvalidParameterError as error:
@@ -311,10 +311,10 @@ class CentralDP(SchemeStrategy):
             raise ProtocolError("there is no secure sum")
         # The clipping norm of the next round is not known when its secrets are dealt, but a grid
         # has the most steps up to this one.
-        terms = self._budget.terms(cohort, _WIDEST)
+        terms = self.budget.terms(cohort, _WIDEST)
         limit = terms.code_limit()
         if self.evaluation is not None:
-            limit = max(limit, self._budget.evaluation_terms(terms.parties).code_limit())
+            limit = max(limit, self.budget.evaluation_terms(terms.parties).code_limit())
         return self.secure_sum.bounds(cohort, code_limit=min(limit, CODE_LIMIT), largest_weight=1)
 
     def _noised(
@@ -327,8 +327,8 @@ class CentralDP(SchemeStrategy):
             return None
         # What is divided by a secret number would tell it.
         number: float = len(mean.clients)
-        if self._budget.amplified or self._correlated is not None:  # the same number in every round
-            number = self._budget.planned().q * self._budget.population
+        if self.budget.amplified or self._correlated is not None:  # the same number in every round
+            number = self.budget.planned().q * self.budget.population
         if terms.noise == SERVER:
             noise: AddNoise = add_noise
             if self._correlated is not None:
@@ -365,7 +365,7 @@ class CentralDP(SchemeStrategy):
 
     def drawn(self, grid: Grid, server_round: int) -> Assigned:
         """Draw the clients of a round's training, except those whose budget is used up."""
-        if not self._budget.is_planned(server_round):
+        if not self.budget.is_planned(server_round):
             return {}
         return self._participants.drawn(
             self.messenger,
@@ -375,13 +375,13 @@ class CentralDP(SchemeStrategy):
             minimum=self.min_train_nodes,
             without=self._spent(),
             public_seed=self.experiment.seed,
-            q=lambda: self._budget.planned().q,
-            separation=lambda: self._budget.planned().separation,
+            q=lambda: self.budget.planned().q,
+            separation=lambda: self.budget.planned().separation,
         )
 
     def _charged(self, request_log: RequestLog) -> set[str]:
         """Return the charged clients: those asked, or all clients where samples are secret."""
-        budget = self._budget
+        budget = self.budget
         if budget.amplified:
             self._releases = budget.is_planned(request_log.header.server_round)
             if not self._releases:
@@ -390,13 +390,13 @@ class CentralDP(SchemeStrategy):
 
     def _spent(self) -> set[str]:
         """Return the clients that were charged as often as their budget allows."""
-        return self.charge_log.with_addresses(self._budget.spent(self.releases))
+        return self.charge_log.with_addresses(self.budget.spent(self.releases))
 
     def stop(self) -> str:
         """Return why the training ends: the budget is used up."""
         if self.plan is None:
             return ""
-        return self._budget.why_stop(self.releases, self.federation.clients(), self._spent())
+        return self.budget.why_stop(self.releases, self.federation.clients(), self._spent())
 
     def round_metrics(self, card: PrivacyCard) -> dict[str, float]:
         """Return the epsilon spent, and the round's clipping norm, noise and unclipped fraction."""
@@ -413,7 +413,7 @@ class CentralDP(SchemeStrategy):
         if secure_sum is not None and self.terms is not None and self.terms.noise == DISTRIBUTED:
             quorum = secure_sum.quorum_of(self._cohort)
         return guarantee_of(
-            self.plan or self._budget.plan_of(rounds=1, q=1.0),
+            self.plan or self.budget.plan_of(rounds=1, q=1.0),
             summed=secure_sum is not None,
             quorum=quorum,
             kept_back=kept_back(self._template, self.keep_back),
@@ -423,7 +423,7 @@ class CentralDP(SchemeStrategy):
     def state_dict(self) -> dict[str, Any]:
         """Return the plan, the clipping norm, and the secret seed of the samples."""
         return {
-            **self._budget.state(),
+            **self.budget.state(),
             "clipping_norm": self.clipping_norm,
             "participants": self._participants.state(),
             "insecure": self._insecure,
@@ -439,7 +439,7 @@ class CentralDP(SchemeStrategy):
         CheckpointError
             If they were made for another budget, another number of rounds or other clipping.
         """
-        self._budget.load(state)
+        self.budget.load(state)
         if self.experiment.lost_rounds and state["correlated"] is not None:
             raise CheckpointError(
                 "the noise of the lost rounds was shown and its state is lost: a training with "
