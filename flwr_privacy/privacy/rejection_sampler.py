@@ -2,7 +2,8 @@
 
 The law is P(k) = f(k) / sum f with f(k) = exp(-E(k)), where the energy E(k) is a rational number,
 even in k, zero at k = 0, convex and growing. (Gaussian: k^2 / (2 sigma^2). Laplace: |k| / scale.)
-What follows shows, step by step, that no rounding error decides which k comes out.
+A Gaussian may have a centre between the integers: see "Centres" below. What follows shows, step by
+step, that no rounding error decides which k comes out.
 
 **Cells.** The integers are cut into cells, numbered by z. With ``split = r >= 0`` an integer k has
 2^r cells, those with ``z >> r == k``. With ``r < 0`` a cell holds the 2^-r integers k with
@@ -44,6 +45,15 @@ which gives k with the same probability 2^-11 2^r f(k) / C as under (1). Here al
 
 Columns left over are never accepted. A rejected proposal is drawn again from fresh bits.
 
+**Centres.** A sample around c = c' + m, with c' an integer, |m| <= 1/2 and m a multiple of 2^-F, is
+c' plus a sample of the law P(k) proportional to f(k - m). Cells, columns, words, C, t_j and n_T
+are the same for every m, and (1) and (2) have f(k - m) in place of f(k). So each proposal gives k
+with a probability proportional to f(k - m), as it must be, if no alpha exceeds 1 for any m. With m
+the distance |k - m| lies between max(0, |k| - 1/2) and |k| + 1/2. C is made for the least distance
+in each column, t_j for the largest, and n_T for E(n_T - 1/2). The first column has a distance of 0,
+so C >= 2^13 as before; and n_T - 1/2 >= scale, because E(n_T - 1/2) >= 1/2. This leaves more
+proposals to step 2 below: 2 % at sigma = 100, and a third at sigma = 3.
+
 **Deciding without rounding.** Accepting with probability alpha means: a uniform variate Y on [0, 1)
 is below alpha. The 21 bits v are the first bits of Y; more are drawn when they are needed.
 
@@ -59,9 +69,10 @@ is below alpha. The 21 bits v are the first bits of Y; more are drawn when they 
 **Error of alpha in step 2.** Only IEEE 754's correctly rounded operations are used, each with a
 relative error of at most e = 2^-53; no library's exp.
 
-a. E takes one division and, for the Gaussian, one product; halving is exact, and so is |k| < 2^53.
-   Its relative error is below 3.01 e. E is cut off at 700, beyond which both f and the result are
-   below 2^-1000. So its absolute error is below 3.01 * 700 e < 2^-41.9.
+a. E takes one division and, for the Gaussian, one product; halving is exact. |k - m| is an integer
+   below 2^60 over 2^F: rounding it adds e to the quotient. The relative error of E is below 5.02 e.
+   E is cut off at 700, beyond which both f and the result are below 2^-1000. So its absolute error
+   is below 5.02 * 700 e < 2^-41.2.
 b. exp(-E) = 2^-n exp(s) with n = rint(E / ln 2) <= 1010 and s = n ln 2 - E, |s| < 0.35. The
    constant ln 2 is wrong by at most 2^-54, the product by 1010 times that and by 2^-44 of rounding,
    the difference by 2^-54 more. The error of s is below 2^-42.9.
@@ -70,7 +81,7 @@ c. Taylor's series to s^13 leaves out less than 0.35^14 / 14! * 1.1 < 2^-57. A H
    to the result; ldexp is exact here.
 d. C n_x < 2^53 is exact, and the quotient adds e.
 
-In all, relative to alpha <= 1, less than 2^-41.9 + 2^-42.9 + 10 e < 2^-41.2, so below 2^-40 with
+In all, relative to alpha <= 1, less than 2^-41.2 + 2^-42.9 + 10 e < 2^-40.8, so below 2^-40 with
 room for the products of these errors. The tables are made by the same function, with C rounded up
 by 2^-36 and t_j lowered by MARGIN.
 
@@ -103,6 +114,7 @@ _LARGEST_ENERGY = 700.0
 _LN2 = 0.6931471805599453
 _TAYLOR_DEGREE = 13
 _BLOCK = 1 << 17  # proposals at a time: 3 MB of scratch
+_LARGEST = (1 << 63) - (1 << 60) - 1  # of n: int64 also holds the centre
 
 _Number = TypeVar("_Number", float, NDArray[np.float64])
 
@@ -117,7 +129,7 @@ class Law(Protocol):
     def energy(self, magnitude: _Number) -> _Number:
         """Return E at ``|k|`` by at most one division and one product, apart from halving."""
 
-    def exact_energy(self, k: int) -> Fraction:
+    def exact_energy(self, k: Fraction | int) -> Fraction:
         """Return E at `k`."""
 
 
@@ -128,10 +140,14 @@ class RejectionSampler:
     ----------
     law : Law
         The law, with a scale of at most 2^40.
+    fraction_bits : int, default 0
+        F, from 0 to 16: centres are multiples of ``2**-F``.
     """
 
-    def __init__(self, law: Law) -> None:
+    def __init__(self, law: Law, fraction_bits: int = 0) -> None:
         self.law = law
+        self.fraction_bits = fraction_bits
+        self._reach = 0.5 if fraction_bits else 0.0  # of m: the largest |m|
         spread = math.frexp(max(1.0, 2 * law.scale))[1]  # 2^spread > 2 * scale
         self.split = 25 - spread
         self.tail_bits = math.frexp(law.scale)[1] if law.scale > 1 else 0  # h
@@ -141,6 +157,7 @@ class RejectionSampler:
         widths = (ends - starts).astype(np.uint64)
         fewest = (1 << _U_BITS) // widths
         nearest, farthest = self._ends(starts, ends, negative)
+        nearest, farthest = np.maximum(nearest - self._reach, 0), farthest + self._reach
         largest = _exp_minus(law.energy(nearest)) * 2.0**_U_BITS / fewest
         self.constant = math.ceil(float(largest.max()) * (1 + 2.0**-36))
         most = -(-(1 << _U_BITS) // widths.astype(np.int64))
@@ -155,23 +172,43 @@ class RejectionSampler:
         self.bounds = np.arange(_COLUMNS, dtype=np.uint64) << (_V_BITS + _U_BITS)
         self.bounds[: self.count] += accept << _U_BITS
 
-    def sample(self, size: int, random: SecureRandom) -> NDArray[np.int64]:
-        """Return `size` independent samples."""
+    def sample(
+        self, size: int, random: SecureRandom, centres: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """Return `size` independent samples, around 0 or each around a centre of its own.
+
+        Centres are in steps of ``2**-F``, at most 2^60 of them from 0.
+        """
         values = np.empty(size, np.int64)
         scratch = np.empty((3, min(size, _BLOCK)), np.uint64)
-        rejected = [
-            start + self._propose(values[start : start + _BLOCK], scratch, random)
-            for start in range(0, size, _BLOCK)
-        ]
+        rejected = []
+        for start in range(0, size, _BLOCK):
+            block = values[start : start + _BLOCK]
+            around = None if centres is None else centres[start : start + _BLOCK]
+            rejected.append(start + self._propose(block, scratch, random, around))
+            if around is not None:
+                whole = scratch[2, : block.size].view(np.int64)
+                block += self._whole(around, whole)
         again = np.concatenate(rejected) if rejected else np.empty(0, np.int64)
         if again.size:
-            values[again] = self.sample(again.size, random)
+            around = None if centres is None else centres[again]
+            values[again] = self.sample(again.size, random, around)
         return values
 
+    def _whole(self, centres: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Write the integers next to the centres to `out`, and return it."""
+        np.add(centres, (1 << self.fraction_bits) >> 1, out=out)
+        out >>= self.fraction_bits
+        return out
+
     def _propose(
-        self, out: NDArray[np.int64], scratch: NDArray[np.uint64], random: SecureRandom
+        self,
+        out: NDArray[np.int64],
+        scratch: NDArray[np.uint64],
+        random: SecureRandom,
+        centres: NDArray[np.int64] | None = None,
     ) -> NDArray[np.intp]:
-        """Write a proposal to each place of `out`; return the places that are rejected."""
+        """Write a proposal around m to each place of `out`; return the places that are rejected."""
         words, column, looked_up = scratch[:, : out.size]
         random.fill(words)
         np.right_shift(words, _V_BITS + _U_BITS, out=column)
@@ -192,12 +229,18 @@ class RejectionSampler:
             random.fill(looked_up)
             looked_up >>= 64 + self.split
             out += looked_up.view(np.int64)
-        return self._reject(open_, words[open_], out, random)
+        if centres is None:
+            m = np.zeros(open_.size, np.int64)
+        else:
+            around = centres[open_]
+            m = around - (self._whole(around, np.empty_like(around)) << self.fraction_bits)
+        return self._reject(open_, words[open_], m, out, random)
 
     def _reject(
         self,
         places: NDArray[np.intp],
         words: NDArray[np.uint64],
+        m: NDArray[np.int64],
         out: NDArray[np.int64],
         random: SecureRandom,
     ) -> NDArray[np.intp]:
@@ -207,7 +250,9 @@ class RejectionSampler:
         width = self.widths[column]
         first = ((words & _U_MASK) * width >> _U_BITS << _U_BITS).view(np.uint64)  # x 2^32
         ways = _divide_up(first + (1 << _U_BITS), width) - _divide_up(first, width)
-        density = _exp_minus(self.law.energy(np.abs(out[places]).astype(np.float64)))
+        steps = np.abs((out[places] << self.fraction_bits) - m)
+        magnitude = steps.astype(np.float64) * 2.0**-self.fraction_bits
+        density = _exp_minus(self.law.energy(magnitude))
         alpha = density * 2.0**_U_BITS / (self.constant * ways.astype(np.float64))
         # Words of the tails, and of unused columns, are no proposals of a column.
         alpha[column >= self.count] = -np.inf
@@ -218,18 +263,24 @@ class RejectionSampler:
         for i in np.flatnonzero(~accepted & (y <= alpha + _MARGIN)):
             accepted[i] = _is_below(
                 Fraction(1 << _U_BITS, self.constant * int(ways[i])),
-                self.law.exact_energy(int(out[places[i]])),
+                self.law.exact_energy(int(out[places[i]]) - self._exact(m[i])),
                 random,
                 known=int(known[i]),
                 bits=53,
             )
         for i in np.flatnonzero((column >= _TAILS) & (v == 0)):
-            k = self._tail(random, negative=bool(column[i] > _TAILS))
+            negative = bool(column[i] > _TAILS)
+            k = self._tail(random, negative=negative, m=self._exact(m[i]))
             if k is not None:
                 out[places[i]], accepted[i] = k, True
         return places[~accepted]
 
-    def _tail(self, random: SecureRandom, *, negative: bool) -> int | None:
+    def _exact(self, m: np.int64) -> Fraction:
+        return Fraction(int(m), 1 << self.fraction_bits)
+
+    def _tail(
+        self, random: SecureRandom, *, negative: bool, m: Fraction = Fraction(0)
+    ) -> int | None:
         """Make one proposal beyond the columns; return it if it is accepted."""
         blocks = 0
         # A geometric number of blocks: the tail has no end.
@@ -239,13 +290,17 @@ class RejectionSampler:
         k = ~n if negative else n
         power = self.split + _V_BITS + blocks + 1 + self.tail_bits
         factor = Fraction(2) ** power / self.constant
-        return k if _is_below(factor, self.law.exact_energy(k), random) else None
+        if not _is_below(factor, self.law.exact_energy(k - m), random):
+            return None
+        if n > _LARGEST:
+            raise OverflowError("a value of the noise leaves 64 bits")
+        return k
 
     def _find_tail_start(self) -> int:
         """Return n_T: far enough out, and a multiple of a cell that holds several integers."""
         energy = 0.7 * (self.split + _V_BITS + 1 + self.tail_bits - 13)
         n = math.ceil(max(1.0, self.law.scale))
-        while self.law.exact_energy(n) < energy:
+        while self.law.exact_energy(n - Fraction(self._reach)) < energy:
             n += n // 8 + 1
         return -(-n >> -self.split) << -self.split if self.split < 0 else n
 
@@ -271,7 +326,7 @@ class RejectionSampler:
         cell = 0
         while cell < end:
             yield cell
-            magnitude = self._integers(cell) + negative
+            magnitude = max(self._integers(cell) + negative - self._reach, 0.0)
             energy = min(float(self.law.energy(magnitude)), _LARGEST_ENERGY)
             cell += max(1, int(min(area * math.exp(energy), end)))
         yield end

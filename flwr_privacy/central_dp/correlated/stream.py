@@ -55,6 +55,7 @@ from .factors import FRACTION_BITS, BufferedToeplitzFactor, Factor, ToeplitzFact
 
 __all__ = [
     "NoiseStream",
+    "ToeplitzStream",
     "check_sigma",
     "check_size",
     "digest_of",
@@ -240,7 +241,7 @@ class NoiseStream(ABC):
         self._restore(state["vectors"])
 
 
-class _ToeplitzStream(NoiseStream):
+class ToeplitzStream(NoiseStream):
     """Keeps the noise of as many rounds as there are coefficients beside the first."""
 
     def __init__(self, factor: ToeplitzFactor, size: int) -> None:
@@ -249,16 +250,22 @@ class _ToeplitzStream(NoiseStream):
         self._last: list[NDArray[np.int64]] = []  # newest first
 
     def _next(self, sigma: float, random: SecureRandom) -> NDArray[np.int64]:
-        rest = discrete_gaussian(self.size, sigma * _ONE, random)
+        noise = _rounded(self._less_past(discrete_gaussian(self.size, sigma * _ONE, random)))
+        self._keep(noise)
+        return noise
+
+    def _less_past(self, rest: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Subtract ``sum_{i >= 1} c_i w_{t-i}`` from lattice steps, in place; return them."""
         product = np.empty(min(_BLOCK, self.size), np.int64)
         for begin in range(0, self.size, _BLOCK):  # what is added up stays in the processor's cache
             part = rest[begin : begin + _BLOCK]
             for coefficient, earlier in zip(self._coefficients, self._last, strict=False):
                 there = earlier[begin : begin + _BLOCK]
                 part -= np.multiply(there, coefficient, out=product[: part.size])
-        noise = _rounded(rest)
+        return rest
+
+    def _keep(self, noise: NDArray[np.int64]) -> None:
         self._last = [noise, *self._last][: len(self._coefficients)]
-        return noise
 
     def _vectors(self) -> dict[str, NDArray[np.int64]]:
         return {str(place): noise for place, noise in enumerate(self._last)}
@@ -345,7 +352,7 @@ def new_stream(factor: Factor, size: int) -> NoiseStream:
     True
     """
     if isinstance(factor, ToeplitzFactor):
-        return _ToeplitzStream(factor, size)
+        return ToeplitzStream(factor, size)
     if isinstance(factor, BufferedToeplitzFactor):
         return _BufferedStream(factor, size)
     return _TreeStream(size)

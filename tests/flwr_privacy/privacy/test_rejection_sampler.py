@@ -229,12 +229,12 @@ def test_what_a_tail_accepts_has_the_law_and_the_weight_of_the_tail(negative):
 
 def test_a_tail_is_reached_where_v_is_zero_and_only_there(monkeypatch):
     table = RejectionSampler(_Gaussian(7.3))
-    monkeypatch.setattr(table, "_tail", lambda random, negative: -999 if negative else 999)
+    monkeypatch.setattr(table, "_tail", lambda random, negative, m: -999 if negative else 999)
     words = [(columns._TAILS + side) * COLUMN + v * V for side in (0, 1) for v in (0, 1, 2**20)]
     out, scratch = np.empty(6, np.int64), np.empty((3, 6), np.uint64)
     assert table._propose(out, scratch, Script(*words)).tolist() == [1, 2, 4, 5]
     assert out[[0, 3]].tolist() == [999, -999]
-    monkeypatch.setattr(table, "_tail", lambda random, negative: None)
+    monkeypatch.setattr(table, "_tail", lambda random, negative, m: None)
     assert table._propose(out, scratch, Script(*words)).tolist() == list(range(6))
 
 
