@@ -69,6 +69,9 @@ def share_sigma(total: float, parties: int) -> float:
 def log_ratio_bound(sigma: float, parties: int) -> float:
     r"""Bound the distance of a sum of discrete Gaussians from one discrete Gaussian.
 
+    They may have centres between the integers, each another one
+    (`flwr_privacy.privacy.noise.discrete_gaussian_around`).
+
     Parameters
     ----------
     sigma : float
@@ -80,8 +83,8 @@ def log_ratio_bound(sigma: float, parties: int) -> float:
     -------
     float
         A bound of ``|ln P_S(k) / P_Y(k)|`` for every integer k, where S is the sum and Y a discrete
-        Gaussian of parameter ``sigma * sqrt(n)``: about ``4 n exp(-pi**2 sigma**2)``. Infinite
-        where the proof says nothing (sigma below 1 or so).
+        Gaussian of parameter ``sigma * sqrt(n)`` around the sum of all centres: about
+        ``4 n exp(-pi**2 sigma**2)``. Infinite where the proof says nothing (sigma below 1 or so).
 
     Raises
     ------
@@ -90,17 +93,19 @@ def log_ratio_bound(sigma: float, parties: int) -> float:
 
     Notes
     -----
-    If integers y_1, ..., y_n add up to k, then the sum of their squares is k^2 / n plus
-    |y - (k/n) 1|^2, where 1 = (1, ..., 1). So
+    Subtract its centre from each: y_j is in the integers plus a shift, and k, their sum, in the
+    integers plus all shifts. The sum of the squares of y is k^2 / n plus |y - (k/n) 1|^2, where
+    1 = (1, ..., 1). So
 
-        P_S(k) = exp(-k^2 / 2 n sigma^2) W(k) / Z^n,   W(k) = sum exp(-|y - (k/n) 1|^2 / 2 sigma^2),
+        P_S(k) = exp(-k^2 / 2 n sigma^2) W(k) / Z,   W(k) = sum exp(-|y - (k/n) 1|^2 / 2 sigma^2),
 
-    with Z the partition function of one discrete Gaussian and the sum over all such y; the first
-    factor is that of P_Y. The vectors y - (k/n) 1 are a translate of the lattice
-    L = {y in Z^n: sum y = 0}, in the hyperplane orthogonal to 1. By Poisson's summation formula,
-    W(k) is a constant times 1 + theta(k), with |theta(k)| <= T = sum exp(-2 pi^2 sigma^2 |w|^2)
-    over the non-zero w of the dual lattice L*. As P_S and P_Y both add up to 1, their ratio is
-    between (1 - T) / (1 + T) and its inverse.
+    with Z the product of the partition functions and the sum over all y that add up to k; the first
+    factor is that of P_Y. Two such y differ by an integer vector whose sum is 0. So the vectors
+    y - (k/n) 1 are a translate of the lattice L = {y in Z^n: sum y = 0}, in the hyperplane
+    orthogonal to 1: which one, depends on k and the shifts. By Poisson's summation formula, W(k) is
+    a constant times 1 + theta(k), with |theta(k)| <= T = sum exp(-2 pi^2 sigma^2 |w|^2) over the
+    non-zero w of the dual lattice L*, whatever the translate. As P_S and P_Y both add up to 1,
+    their ratio is between (1 - T) / (1 + T) and its inverse.
 
     L* is the orthogonal projection of Z^n to the hyperplane. The z in Z^n with the same projection
     w differ by multiples of 1, so just one of them has a sum s with -n/2 < s <= n/2; and then
@@ -132,7 +137,8 @@ def summed_gap(dimension: int, sigma: float, parties: int) -> float:
 
     What `flwr_privacy.privacy.noise.discretisation_gap` says of a vector of discrete Gaussian noise
     holds with this gap for a sum of such vectors, compared to continuous noise of parameter ``sigma
-    * sqrt(parties)``.
+    * sqrt(parties)``. If they are discrete Gaussian around fractions, their sum stands for a sample
+    around the sum of these.
 
     Parameters
     ----------
@@ -155,13 +161,13 @@ def summed_gap(dimension: int, sigma: float, parties: int) -> float:
 
     Notes
     -----
-    Let X be the continuous noise of parameter sigma sqrt(n) rounded to the nearest integers, Y
-    discrete Gaussian noise of the same parameter, and S the sum. `discretisation_gap` shows
-    P_Y(B) <= exp(e_1) P_X(B) + 2 exp(-x) and P_X(B) <= exp(e_2) P_Y(B) + exp(-x). Coordinates are
-    independent, so S and Y differ by at most d t in log-probability, with t = `log_ratio_bound`.
-    Hence the same holds for S with e_1 + d t and e_2 + d t, and with exp(d t) times the first tail.
-    At most d t = 1.1e-7 (d = 2^63, n = 2^40, sigma = 3), within the margin of the tail of 1e-30. So
-    2 d t is what the gap grows by.
+    Let mu be the sum of the centres, X the continuous noise of parameter sigma sqrt(n) around mu,
+    rounded to the nearest integers, Y discrete Gaussian around mu with the same parameter, and S
+    the sum. `discretisation_gap` shows P_Y(B) <= exp(e_1) P_X(B) + 2 exp(-x) and P_X(B) <= exp(e_2)
+    P_Y(B) + exp(-x). Coordinates are independent, so S and Y differ by at most d t in
+    log-probability, with t = `log_ratio_bound`. Hence the same holds for S with e_1 + d t and e_2 +
+    d t, and with exp(d t) times the first tail. At most d t = 1.1e-7 (d = 2^63, n = 2^40, sigma =
+    3), within the margin of the tail of 1e-30. So 2 d t is what the gap grows by.
 
     Examples
     --------

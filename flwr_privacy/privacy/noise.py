@@ -193,8 +193,12 @@ def discretisation_gap(dimension: int, sigma: float) -> float:
 
         epsilon + T gap   and   exp(T gap) (delta + T exp(epsilon) 1e-30).
 
-    An accountant of Renyi or concentrated privacy without subsampling needs no gap: see
-    `discrete_gaussian`.
+    The same holds for real vectors v, if the sum is replaced by ``Y + u``: here u is any vector
+    that follows from what the algorithm used before, and Y are integers from the discrete Gaussian
+    around v - u (`discrete_gaussian_around`).
+
+    An accountant of Renyi or concentrated privacy without subsampling needs no gap for integer
+    vectors: see `discrete_gaussian`.
 
     Parameters
     ----------
@@ -216,20 +220,23 @@ def discretisation_gap(dimension: int, sigma: float) -> float:
 
     Notes
     -----
-    Let X be the continuous noise rounded to the nearest integers. The vector is integer, so adding
-    X is rounding the continuous sum: post-processing, which keeps (epsilon, delta). It remains to
-    compare X with the discrete noise Y. Write h = 1 / (24 sigma^2).
+    Let X be the continuous sum less u, rounded to the nearest integers. As u is known, this is
+    post-processing, which keeps (epsilon, delta). It remains to compare X, which is N(mu, sigma^2)
+    rounded, with Y, which is discrete Gaussian around mu, for mu = v - u. (For integer vectors and
+    u = 0, both are v plus noise around 0.) Write h = 1 / (24 sigma^2), and k for the distance of a
+    value to mu: it runs over the integers less mu.
 
     *One coordinate.* Let phi be the density of N(0, sigma^2), and t uniform on [-1/2, 1/2], with
     E t^2 = 1/12 and E t^4 = 1/80. Then P_X(k) = phi(k) A(k) with
 
         A(k) = E[exp(-t^2 / 2 sigma^2) cosh(c t)],   c = k / sigma^2,
 
-    and P_Y(k) = phi(k) / Z with Z = 1 + 2 sum_{j >= 1} exp(-2 pi^2 sigma^2 j^2) >= 1, by Poisson's
-    summation formula. The first factor falls in |t| and the second grows, so (Chebyshev)
-    A(k) <= E[exp(-t^2 / 2 sigma^2)] E[cosh(c t)], where exp(-w) <= 1 - w + w^2 / 2, and
-    E cosh(c t) = sinh(c / 2) / (c / 2) <= exp(c^2 / 24), term by term. From below, Jensen's
-    inequality with ln cosh(z) >= max(0, z^2 / 2 - z^4 / 12). Together
+    and P_Y(k) = phi(k) / Z with Z = 1 + 2 sum_{j >= 1} cos(2 pi j mu) exp(-2 pi^2 sigma^2 j^2), by
+    Poisson's summation formula. So |Z - 1| < 1e-136, and |Z - 1| < 1e-67 with sigma / sqrt(2) in
+    place of sigma: r = 1e-66 bounds the logarithm of any ratio of such Z. The first factor falls in
+    |t| and the second grows, so (Chebyshev) A(k) <= E[exp(-t^2 / 2 sigma^2)] E[cosh(c t)], where
+    exp(-w) <= 1 - w + w^2 / 2, and E cosh(c t) = sinh(c / 2) / (c / 2) <= exp(c^2 / 24), term by
+    term. From below, Jensen's inequality with ln cosh(z) >= max(0, z^2 / 2 - z^4 / 12). Together
 
         -h + max(0, c^2 / 24 - c^4 / 960) <= ln A(k) <= -h + c^2 / 24 + 1 / (640 sigma^4).
 
@@ -237,30 +244,30 @@ def discretisation_gap(dimension: int, sigma: float) -> float:
     |k_i| <= K with K^2 = 2 sigma^2 (x + ln 2d), c^4 / 960 <= b k^2 / sigma^2 with
     b = (x + ln 2d) / (480 sigma^4). Hence
 
-        ln P_Y(k) / P_X(k) <= h d - max(0, h - b) S(k),                              (1)
-        ln P_X(k) / P_Y(k) <= d ln Z + h (S(k) - d) + d / (640 sigma^4).             (2)
+        ln P_Y(k) / P_X(k) <= d r + h d - max(0, h - b) S(k),                        (1)
+        ln P_X(k) / P_Y(k) <= d r + h (S(k) - d) + d / (640 sigma^4).                (2)
 
-    *Tails.* S(Y) has at most the moment generating function of the chi-square law for positive
-    arguments, E exp(q S) <= (1 - 2q)^(-d/2), and for negative ones at most that times
-    Z(sigma / sqrt(1 - 2q))^d, which is below 1 + 1e-60 d for q >= -1/2: again by Poisson. So the
-    bounds of Laurent and Massart (2000, Lemma 1) hold for it. And P(|Y_i| > K) is at most
-    2 exp(-K^2 / 2 sigma^2) by Chernoff, as E exp(q Y_i) <= exp(q^2 sigma^2 / 2): a sum of
-    exp(-(k - s)^2 / 2 sigma^2) over k is largest for s = 0. Except with probability exp(-x) each,
+    *Tails.* S(Y) has the moment generating function of the chi-square law up to exp(d r):
+    E exp(q S) = (1 - 2q)^(-d/2) times ratios of Z with sigma / sqrt(1 - 2q) and with sigma, for
+    -1/2 <= q < 1/2. So the bounds of Laurent and Massart (2000, Lemma 1) hold for it. And with
+    Y_i for the distance to mu_i, P(|Y_i| > K) is at most 2 exp(r - K^2 / 2 sigma^2) by Chernoff:
+    E exp(q Y_i) is exp(q^2 sigma^2 / 2) times a ratio of Z, around mu_i + q sigma^2 and around
+    mu_i. Except with probability exp(2 d r - x) each,
 
     - S(Y) >= d - 2 sqrt(d x), used where d >= 4x (so that q = -sqrt(x / d) >= -1/2), otherwise 0;
     - all |Y_i| <= K;
     - S(X) <= s = d + 2 sqrt(d y) + 2 y. For every p >= 0, P(S(X) > s) is at most
       E[(P_X / P_Y)(Y) exp(p (S(Y) - s))], whose logarithm is, by (2) and with q = p + h, at most
-      d ln Z + d / (640 sigma^4) + h (s - d) - q s - (d / 2) ln(1 - 2q). The last two
+      2 d r + d / (640 sigma^4) + h (s - d) - q s - (d / 2) ln(1 - 2q). The last two
       terms have a minimum of at most -y, at q = (s - d) / 2s. So it is enough that
-      y = x + d ln Z + d / (640 sigma^4) + h (2 sqrt(d y) + 2 y), a quadratic equation for sqrt(y).
+      y = x + d / (640 sigma^4) + h (2 sqrt(d y) + 2 y), a quadratic equation for sqrt(y).
       It gives sqrt(y / d) >= 2h, hence q >= h and p >= 0 as needed.
 
     Put into (1) and (2), these give e_1 and e_2 with P_Y(B) <= exp(e_1) P_X(B) + 2 exp(-x) and
-    P_X(B) <= exp(e_2) P_Y(B) + exp(-x) for every event B and every integer vector to which the
-    noise is added. For an algorithm that draws T such vectors, one after the other, this holds with
-    T e and T exp(-x). The claim follows with gap = e_1 + e_2 and 3 exp(-x) <= 1e-30. The terms
-    d ln Z (below 1e-100 for d <= 2^63) and the rounding are covered by a factor of 1 + 1e-9.
+    P_X(B) <= exp(e_2) P_Y(B) + exp(-x) for every event B and every centre mu. For an algorithm that
+    draws T such vectors, one after the other, this holds with T e and T exp(-x). The claim follows
+    with gap = e_1 + e_2 and 3 exp(-x) <= 1e-30. The terms d r (below 1e-46 for d <= 2^63) and the
+    rounding are covered by a factor of 1 + 1e-9, and exp(2 d r) by 3.001 in place of 3.
 
     Examples
     --------
@@ -291,7 +298,7 @@ class _Gaussian:
         return ratio * ratio * 0.5
 
     def exact_energy(self, k: Fraction | int) -> Fraction:
-        return (k / Fraction(self.scale)) ** 2 / 2
+        return (Fraction(k) / Fraction(self.scale)) ** 2 / 2
 
 
 @dataclass(frozen=True)
@@ -302,7 +309,7 @@ class _Laplace:
         return magnitude / self.scale
 
     def exact_energy(self, k: Fraction | int) -> Fraction:
-        return abs(k) / Fraction(self.scale)
+        return Fraction(abs(k)) / Fraction(self.scale)
 
 
 @lru_cache(maxsize=64)  # 48 kB each

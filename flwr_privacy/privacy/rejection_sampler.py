@@ -356,8 +356,10 @@ def _exp_minus(energy: NDArray[np.float64]) -> NDArray[np.float64]:
     halvings = np.rint(energy / _LN2)
     rest = halvings * _LN2 - energy
     series = np.ones_like(rest)
-    for i in range(_TAYLOR_DEGREE, 0, -1):
-        series = rest * series / i + 1.0
+    for i in range(_TAYLOR_DEGREE, 0, -1):  # rest * series / i + 1, without copies
+        series *= rest
+        series /= i
+        series += 1.0
     return np.ldexp(series, -halvings.astype(np.int32))
 
 

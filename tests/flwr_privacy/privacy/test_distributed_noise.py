@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import reduce
@@ -42,31 +43,35 @@ def convolved(one: list[int], other: list[int]) -> list[int]:
     return [int.from_bytes(product[i * width : (i + 1) * width], "little") for i in range(size)]
 
 
-def exact_log_ratios(sigma: float, parties: int) -> list[Decimal]:
-    """Return ln P_S(k) / P_Y(k) for k = 0 .. 2 n, enumerated with 90 digits."""
+def exact_log_ratios(sigma: float, centres: Sequence[float]) -> list[Decimal]:
+    """Return ln P_S(k) / P_Y(k) for k from the centre to 2 n beyond, enumerated with 90 digits."""
     with localcontext(prec=DIGITS + 30):
-        s = Decimal(sigma)
-        reach = int(sigma * math.sqrt(2 * math.log(10) * (DIGITS + 10))) + 1
+        s, parties, far = Decimal(sigma), len(centres), sum(map(Decimal, centres))
+        reach = int(sigma * math.sqrt(2 * math.log(10) * (DIGITS + 10))) + 2
         unit = Decimal(10) ** (DIGITS + 20)
         weights = [
-            int((-(k * k) / (2 * s * s)).exp() * unit)
-            for k in map(Decimal, range(-reach, reach + 1))
+            [
+                int((-((k - Decimal(c)) ** 2) / (2 * s * s)).exp() * unit)
+                for k in map(Decimal, range(-reach, reach + 1))
+            ]
+            for c in centres
         ]
-        sums = reduce(convolved, [weights] * parties)
+        sums = reduce(convolved, weights)
         total, middle = Decimal(sum(sums)), len(sums) // 2
-        far = range(-int(reach * math.sqrt(parties)) - 1, int(reach * math.sqrt(parties)) + 2)
+        wide = int(reach * math.sqrt(parties)) + 2 + parties
         variance = parties * s * s
-        partition = sum((-(k * k) / (2 * variance)).exp() for k in map(Decimal, far))
+        energies = {k: (k - far) ** 2 / (2 * variance) for k in range(-wide, wide + 1)}
+        partition = sum((-energy).exp() for energy in energies.values())
         return [
-            (sums[middle + k] / total * partition).ln() + Decimal(k * k) / (2 * variance)
-            for k in range(2 * parties + 1)
+            (sums[middle + k] / total * partition).ln() + energies[k]
+            for k in range(int(far), int(far) + 2 * parties + 1)
         ]
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1.5, 2.0, 3.0, 4.0])
 @pytest.mark.parametrize("parties", [1, 2, 3, 8])
 def test_the_bound_covers_every_ratio_that_is_enumerated(sigma: float, parties: int) -> None:
-    ratios = exact_log_ratios(sigma, parties)
+    ratios = exact_log_ratios(sigma, [0.0] * parties)
     largest = max(map(abs, ratios))
     assert largest <= Decimal(log_ratio_bound(sigma, parties)) + Decimal(10) ** (5 - DIGITS)
     if parties > 1:  # the figure that Kairouz, Liu and Steinke give
@@ -79,12 +84,39 @@ def test_the_bound_covers_every_ratio_that_is_enumerated(sigma: float, parties: 
 
 @pytest.mark.parametrize("sigma", [1.0, 1.5, 2.0, 3.0, 4.0])
 def test_for_two_parties_the_bound_is_four_times_the_truth(sigma: float) -> None:
-    largest = max(map(abs, exact_log_ratios(sigma, 2)))
+    largest = max(map(abs, exact_log_ratios(sigma, [0.0] * 2)))
     assert float(Decimal(log_ratio_bound(sigma, 2)) / largest) == pytest.approx(4, rel=1e-3)
 
 
+CENTRES = {
+    "halves": (0.5, 0.5),
+    "a half beside an integer": (0.5, 0.0),
+    "steps of 2^-16": (1 / 2**16, 40_000 / 2**16),
+    "far apart": (0.25, -1.375),
+    "three": (0.5, 0.25, 0.25),
+    "thirds, nearly": (21_845 / 2**16, 21_845 / 2**16, 21_846 / 2**16),
+    "four": (0.5, 0.5, 0.5, 0.5),
+    "four others": (0.125, 0.3125, -0.4375, 0.75),
+}
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("name", CENTRES)
+def test_the_bound_covers_sums_around_fractions(name: str, sigma: float) -> None:
+    largest = max(map(abs, exact_log_ratios(sigma, CENTRES[name])))
+    bound = log_ratio_bound(sigma, len(CENTRES[name]))
+    assert largest <= Decimal(bound) + Decimal(10) ** (5 - DIGITS)
+
+
+def test_sums_around_fractions_are_no_discrete_gaussians_either() -> None:
+    """What the tests above compare differs by more than their digits, and with the centres."""
+    largest = {max(map(abs, exact_log_ratios(1.5, CENTRES[name]))) for name in CENTRES}
+    assert max(largest) > Decimal(10) ** -10
+    assert len(largest) == len(CENTRES)
+
+
 def test_a_sum_of_discrete_gaussians_is_none() -> None:
-    ratios = exact_log_ratios(1.0, 2)
+    ratios = exact_log_ratios(1.0, [0.0] * 2)
     assert min(ratios) < 0 < max(ratios)
     assert abs(float(max(ratios))) > 1e-4
 
@@ -134,6 +166,26 @@ def test_sums_of_sampled_shares_are_the_noise_that_was_asked_for(
 
 def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
     return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+
+def around(sigma: float, centre: float) -> np.ndarray:
+    k = np.arange(-int(13 * sigma), int(13 * sigma) + 1) - centre
+    law = np.exp(-((k / sigma) ** 2) / 2)
+    return law / law.sum()
+
+
+@pytest.mark.parametrize("shift", [0.25, 1.0, 1.5, 5.3])
+@pytest.mark.parametrize("centres", [(0.5, 0.5), (0.25, 0.5, 0.1), (0.125, 0.375, -0.25, 0.5)])
+def test_the_gap_covers_shares_around_fractions(centres: tuple[float, ...], shift: float) -> None:
+    """Moving the data moves the sum of the centres by any amount, not by integers alone."""
+    sigma, parties = 3.0, len(centres)
+    q = reduce(np.convolve, [around(sigma, c) for c in centres])
+    p = reduce(np.convolve, [around(sigma, c + shift / parties) for c in centres])
+    gap = summed_gap(1, sigma, parties)
+    total = sigma * math.sqrt(parties)
+    for epsilon in np.linspace(0, 4, 41):
+        allowed = continuous_delta(shift, total, epsilon) + math.exp(epsilon) * 1e-30
+        assert hockey_stick(p, q, epsilon + gap) <= math.exp(gap) * allowed + 1e-15
 
 
 def summed_law(sigma: float, parties: int) -> np.ndarray:

@@ -247,6 +247,52 @@ def test_the_gap_covers_what_the_grid_costs(sigma, shift):
         assert hockey_stick(p, q, epsilon + gap) <= allowed + 1e-15
 
 
+def law_around(centre: float, sigma: float) -> np.ndarray:
+    k = np.arange(-int(13 * sigma), int(13 * sigma) + 20) - centre
+    f = np.exp(-((k / sigma) ** 2) / 2)
+    return f / f.sum()
+
+
+@pytest.mark.parametrize("sigma", [4.0, 5.5, 9.0])
+@pytest.mark.parametrize("centre", [0.0, 0.25, 0.5, -0.375])
+@pytest.mark.parametrize("shift", [2.0**-16, 0.5, 1.0, 2.3, 5.75, 17.0])
+def test_the_gap_covers_what_the_grid_costs_around_fractions(sigma, centre, shift):
+    p, q = law_around(centre, sigma), law_around(centre + shift, sigma)
+    gap = discretisation_gap(1, sigma)
+    for epsilon in np.linspace(0, 4, 41):
+        allowed = continuous_delta(shift, sigma, epsilon) + math.exp(epsilon) * 1e-30
+        for one, other in ((p, q), (q, p)):
+            assert hockey_stick(one, other, epsilon + gap) <= math.exp(gap) * allowed + 1e-15
+
+
+@pytest.mark.parametrize("centre", [0.0, 0.25, 0.5])
+def test_rounding_around_fractions_is_between_the_bounds_of_the_derivation(centre):
+    """ln P_X / P_Y from its definition, with the centre's own partition function."""
+    sigma = 4.0
+    k = np.arange(-60, 61) - centre
+    x = stats.norm.sf((np.abs(k) - 0.5) / sigma) - stats.norm.sf((np.abs(k) + 0.5) / sigma)
+    f = np.exp(-((k / sigma) ** 2) / 2)
+    log_ratio = np.log(x * f.sum() / f)
+    h, c = 1 / (24 * sigma**2), k / sigma**2
+    assert (log_ratio <= -h + c**2 / 24 + 1 / (640 * sigma**4) + 1e-11).all()
+    assert (log_ratio >= -h + np.maximum(0, c**2 / 24 - c**4 / 960) - 1e-11).all()
+
+
+@pytest.mark.parametrize("centre", [0.25, 0.5])
+@pytest.mark.parametrize("sigma", [4.0, 4.0 / math.sqrt(2)])
+def test_partition_functions_around_fractions_differ_by_less_than_the_derivation_says(
+    centre, sigma
+):
+    with localcontext(prec=160):
+
+        def partition(middle):
+            energies = ((Decimal(k) - Decimal(middle)) ** 2 / 2 for k in range(-160, 161))
+            return sum((-energy / Decimal(sigma) ** 2).exp() for energy in energies)
+
+        log_ratio = (partition(centre) / partition(0.0)).ln()
+    assert Decimal(10) ** -140 < abs(log_ratio) < Decimal("1e-66")
+
+
 def test_without_the_gap_the_discrete_mechanism_is_less_private():
     for sigma, shift, epsilon in ((4.0, 1, 2.5), (5.0, 2, 3.97), (8.0, 4, 3.91)):
         p, q = discrete_pair((shift,), sigma)
