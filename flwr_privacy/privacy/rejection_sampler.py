@@ -129,7 +129,7 @@ class Law(Protocol):
     def energy(self, magnitude: _Number) -> _Number:
         """Return E at ``|k|`` by at most one division and one product, apart from halving."""
 
-    def exact_energy(self, k: Fraction | int) -> Fraction:
+    def exact_energy(self, k: Fraction) -> Fraction:
         """Return E at `k`."""
 
 

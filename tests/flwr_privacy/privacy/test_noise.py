@@ -7,7 +7,12 @@ from scipy import stats
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy import noise, rejection_sampler
-from flwr_privacy.privacy.noise import discrete_gaussian, discrete_laplace, discretisation_gap
+from flwr_privacy.privacy.noise import (
+    discrete_gaussian,
+    discrete_gaussian_around,
+    discrete_laplace,
+    discretisation_gap,
+)
 from flwr_privacy.privacy.randomness import SecureRandom
 
 # Seeds are fixed; a right sampler would fail a chi-square test with one seed in 10,000.
@@ -36,10 +41,14 @@ def probabilities(sample, scale: float, reach: int) -> np.ndarray:
 
 
 def p_value(values: np.ndarray, sample, scale: float, reach: int) -> float:
+    return p_value_of(values, probabilities(sample, scale, reach))
+
+
+def p_value_of(values: np.ndarray, chances: np.ndarray) -> float:
     """Chi-square over the integers expected ten times; the outermost take in what is beyond."""
-    chances = probabilities(sample, scale, reach)
+    reach = chances.size // 2
     assert np.abs(values).max() <= reach
-    counts = np.bincount(values + reach, minlength=2 * reach + 1)
+    counts = np.bincount(values + reach, minlength=chances.size)
     often = np.flatnonzero(chances * values.size >= 10)
     cuts = [0, *range(often[0] + 1, often[-1] + 1)]
     expected = np.add.reduceat(chances, cuts) * values.size
@@ -127,6 +136,131 @@ def test_every_place_in_a_block_follows_the_law(monkeypatch):
     # No value is a copy of another place's: nothing was left unwritten or written twice.
     correlations = np.corrcoef(values.T) - np.eye(23)
     assert np.abs(correlations).max() < 5 / math.sqrt(3000)
+
+
+# Around fractions
+
+
+def centred(sigma: float, m: Decimal, reach: int) -> np.ndarray:
+    """Return P(k) for |k| <= reach around m, from 50 digits."""
+    with localcontext(prec=50):
+        s = Decimal(sigma)
+        weights = [(-((k - m) ** 2) / (2 * s * s)).exp() for k in range(-reach, reach + 1)]
+        total = sum(weights)
+        return np.array([float(weight / total) for weight in weights])
+
+
+AROUND = [(1.0, 30), (3.0, 60), (7.3, 150), (100.0, 1500)]
+
+
+@pytest.mark.parametrize(("sigma", "reach"), AROUND)
+@pytest.mark.parametrize(
+    ("centre", "bits"), [(0, 16), (1, 1), (-1, 1), (3, 3), (-19_000, 16), (1, 16), (5, 0)]
+)
+def test_frequencies_around_a_centre_are_the_exact_probabilities(centre, bits, sigma, reach):
+    centres = np.full(500_000, centre)
+    random = SecureRandom.insecure(1, "around", centre)
+    values = discrete_gaussian_around(centres, bits, sigma, random)
+    chances = centred(sigma, Decimal(centre) / 2**bits, reach)
+    assert p_value_of(values, chances) > LEAST_P
+
+
+@pytest.mark.parametrize(("sigma", "reach"), AROUND)
+def test_every_centre_of_a_vector_has_its_own_law(sigma, reach):
+    """Five centres in turns, far from each other, over several blocks."""
+    bits, wanted = 4, np.array([0, 5, -8, 16 * 10**6 + 7, -(16 * 10**12) - 3])
+    centres = np.tile(wanted, 100_000)
+    values = discrete_gaussian_around(centres, bits, sigma, SecureRandom.insecure(2, "turns"))
+    for place, centre in enumerate(wanted.tolist()):
+        whole = (centre + 8) // 16
+        chances = centred(sigma, Decimal(centre) / 16 - whole, reach)
+        assert p_value_of(values[place::5] - whole, chances) > LEAST_P
+    # Neighbours, and values of one centre, are independent.
+    rest = (values - centres / 16) / sigma
+    for lag in (1, 5, rejection_sampler._BLOCK):
+        assert abs(np.corrcoef(rest[lag:], rest[:-lag])[0, 1]) < 5 / math.sqrt(centres.size)
+
+
+@pytest.mark.parametrize("sigma", [3.0, 100.0, 2.0**30])
+@pytest.mark.parametrize("bits", [1, 16])
+def test_a_centre_that_is_moved_by_integers_moves_its_sample(bits, sigma):
+    """Bit for bit, up to the largest centres."""
+    random = np.random.default_rng(0)
+    centres = random.integers(-(2**bits), 2**bits, 200_000)
+    most = (2**60 >> bits) - 1
+    moves = random.integers(-most, most + 1, centres.size)
+
+    def draw(centres):
+        return discrete_gaussian_around(centres, bits, sigma, SecureRandom.insecure(3))
+
+    assert (draw(centres + (moves << bits)) - moves == draw(centres)).all()
+
+
+@pytest.mark.parametrize("sigma", [1.0, 50.0, 2.0**40])
+def test_without_fractions_a_sample_is_the_centre_and_centred_noise(sigma):
+    centres = np.random.default_rng(1).integers(-(2**60), 2**60, 200_000)
+    values = discrete_gaussian_around(centres, 0, sigma, SecureRandom.insecure(4))
+    assert (values - centres == discrete_gaussian(200_000, sigma, SecureRandom.insecure(4))).all()
+
+
+@pytest.mark.parametrize("sigma", [1e5, 2.0**24, 2.0**40])
+def test_moments_around_fractions_where_a_sample_has_many_steps(sigma):
+    size, bits = 500_000, 16
+    centres = np.random.default_rng(2).integers(-(2**60), 2**60, size)
+    values = discrete_gaussian_around(centres, bits, sigma, SecureRandom.insecure(5, int(sigma)))
+    x = (values - (centres >> bits) - (centres & 65535) / 65536) / sigma
+    assert abs(x.mean()) < 5 / math.sqrt(size)
+    assert abs((x**2).mean() - 1) < 5 * math.sqrt(2 / size)
+    assert abs((x**4).mean() - 3) < 5 * math.sqrt(96 / size)
+    assert stats.kstest(x[:200_000], "norm").pvalue > LEAST_P
+    assert stats.chisquare(np.bincount(values & 255, minlength=256)).pvalue > LEAST_P
+
+
+def test_samples_around_fractions_that_are_all_decided_by_integers_have_the_law_too(
+    monkeypatch, fresh_samplers
+):
+    monkeypatch.setattr(rejection_sampler, "_MARGIN", 2.0)
+    centres = np.full(6_000, 3)
+    values = discrete_gaussian_around(centres, 3, 3.0, SecureRandom.insecure(6))
+    assert p_value_of(values, centred(3.0, Decimal("0.375"), 60)) > LEAST_P
+
+
+def test_samples_around_fractions_are_the_same_for_the_same_stream_and_leave_centres_alone():
+    centres = np.arange(-(10**5), 2 * 10**5)
+    kept = centres.copy()
+
+    def draw(seed):
+        return discrete_gaussian_around(centres, 5, 50.0, SecureRandom.insecure(seed))
+
+    np.testing.assert_array_equal(draw(0), draw(0))
+    assert np.mean(draw(0) == draw(1)) < 0.03
+    np.testing.assert_array_equal(centres, kept)
+    assert draw(0).dtype == np.int64
+    assert discrete_gaussian_around(centres[:0], 5, 50.0, SecureRandom()).shape == (0,)
+    # A view with strides is read as it is.
+    one, other = (
+        discrete_gaussian_around(some, 5, 50.0, SecureRandom.insecure(2))
+        for some in (centres[::3], centres[::3].copy())
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+def test_what_cannot_be_sampled_around_is_refused():
+    random, centres = SecureRandom.insecure(0), np.arange(3)
+
+    def refused(message, centres=centres, bits=16, sigma=5.0, random=random):
+        with pytest.raises(InvalidParameterError, match=message):
+            discrete_gaussian_around(centres, bits, sigma, random)
+
+    for wrong in (np.arange(3.0), np.arange(3, dtype=np.int32), [1, 2], np.zeros((2, 2), np.int64)):
+        refused("centres = <class .*>: expected a one-dimensional array of int64", centres=wrong)
+    for far in (2**60 + 1, -(2**60) - 1, -(2**63), 2**63 - 1):
+        refused(r"centres = 'larger ones': .* from -2\^60 to 2\^60", centres=np.array([0, far, 1]))
+    for bits in (-1, 17, 2.0, True):
+        refused(f"fraction_bits = {bits}: expected an integer from 0 to 16", bits=bits)
+    for sigma in (0.0, 0.99, 2.0**41, math.nan, "3"):
+        refused("sigma = .*a finite number from 1.0 to 1099511627776", sigma=sigma)
+    refused(r"random = .*expected a \S*SecureRandom", random=np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("change", [-1, 0, 1])

@@ -9,12 +9,13 @@ import pytest
 from scipy import stats
 
 from flwr_privacy.privacy import rejection_sampler as columns
-from flwr_privacy.privacy.noise import _Gaussian, _Laplace
+from flwr_privacy.privacy.noise import LARGEST_CENTRE, _Gaussian, _Laplace
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.rejection_sampler import RejectionSampler
 
 SCALES = [2.0**-20, 0.1, 0.3, 1.0, 7.3, 100.0, 1e5, 2.0**23, 2.0**30, 2.0**40]
-LAWS = [kind(scale) for kind in (_Gaussian, _Laplace) for scale in SCALES]
+LAWS = [(kind(scale), 0) for kind in (_Gaussian, _Laplace) for scale in SCALES]
+LAWS += [(_Gaussian(scale), bits) for bits in (1, 16) for scale in SCALES if scale >= 1]
 
 COLUMN, V = 1 << 53, 1 << 32  # the values of the lowest bits of two fields of a word
 
@@ -33,7 +34,7 @@ class Script(SecureRandom):
         octets[: len(given)] = given
 
 
-def density(law, k: int) -> Decimal:
+def density(law, k: Fraction | int) -> Decimal:
     energy = law.exact_energy(k)
     return (-Decimal(energy.numerator) / Decimal(energy.denominator)).exp()
 
@@ -50,7 +51,24 @@ def integer(table: RejectionSampler, z: int, *, last: bool = False) -> int:
 
 @pytest.fixture(params=LAWS, ids=str, scope="module")
 def table(request):
-    return RejectionSampler(request.param)
+    return RejectionSampler(*request.param)
+
+
+def offsets(table: RejectionSampler) -> list[Fraction]:
+    """Return the extremes of m, and 0."""
+    return [Fraction(i, 2) for i in (-1, 0, 1)] if table.fraction_bits else [Fraction(0)]
+
+
+def drawn_centres(table: RejectionSampler, size: int) -> np.ndarray:
+    """Return centres up to 2^60 steps from 0; those of a table of integers are 0."""
+    words = SecureRandom.insecure(12).uint64(size).view(np.int64)
+    return words >> 3 if table.fraction_bits else np.zeros(size, np.int64)
+
+
+def fraction(table: RejectionSampler, centre: int) -> Fraction:
+    """Return m, by the definition."""
+    exact = Fraction(int(centre), 2**table.fraction_bits)
+    return exact - math.floor(exact + Fraction(1, 2))
 
 
 def columns_of(table: RejectionSampler) -> list[tuple[int, int, int]]:
@@ -75,8 +93,8 @@ def test_the_columns_cover_all_cells_up_to_the_tails_once(table):
 def test_no_acceptance_probability_exceeds_one_and_no_threshold_the_least_of_them(table):
     with localcontext(prec=60):
         for base, width, threshold in columns_of(table):
-            ends = [density(table.law, integer(table, base))]
-            ends.append(density(table.law, integer(table, base + width - 1, last=True)))
+            first, last = integer(table, base), integer(table, base + width - 1, last=True)
+            ends = [density(table.law, k - m) for k in (first, last) for m in offsets(table)]
             assert base >= 0 or base + width <= 0  # so the ends are the extremes
             fewest, most = 2**32 // width, -(-(2**32) // width)
             assert max(ends) * 2**32 <= table.constant * fewest
@@ -86,9 +104,11 @@ def test_no_acceptance_probability_exceeds_one_and_no_threshold_the_least_of_the
 def test_the_tails_are_below_their_proposals(table):
     n, h = table.tail_start, table.tail_bits
     assert 2**h >= table.law.scale
+    assert n - max(offsets(table)) >= table.law.scale
     with localcontext(prec=60, Emin=-(10**17)):
         power = Decimal(2) ** (table.split + 22 + h)
-        for start, step in ((n, 2**h), (-1 - n, -(2**h))):
+        ends = ((n, 2**h), (-1 - n, -(2**h)))
+        for start, step in ((k - m, step) for k, step in ends for m in offsets(table)):
             assert density(table.law, start) * power <= table.constant
             assert table.law.exact_energy(start + step) - table.law.exact_energy(start) > (
                 Fraction(math.log(2))
@@ -121,16 +141,19 @@ def test_the_exact_decision_is_given_the_exact_probability(table, monkeypatch):
     words = [word for word in words if word // COLUMN < table.count]
     out, scratch = np.empty(len(words), np.int64), np.empty((3, len(words)), np.uint64)
     extra = SecureRandom.insecure(5).uint64(2 * len(words)).tolist()
-    table._propose(out, scratch, Script(*words, *extra))
+    centres = drawn_centres(table, len(words))
+    table._propose(out, scratch, Script(*words, *extra), centres)
     if table.split < 0:
         extra = extra[len(words) :]  # the others chose among the integers of a cell
     assert len(asked) == len(words)
-    for word, k, more, (factor, energy, known, bits) in zip(words, out, extra, asked, strict=False):
+    for word, k, more, centre, (factor, energy, known, bits) in zip(
+        words, out, extra, centres, asked, strict=False
+    ):
         width = int(table.widths[word // COLUMN])
         x = word % 2**32 * width // 2**32
         ways = first_above(x + 1, width) - first_above(x, width)
         assert factor == Fraction(2**85, table.constant * ways)
-        assert energy == table.law.exact_energy(int(k))
+        assert energy == table.law.exact_energy(int(k) - fraction(table, centre))
         assert (known, bits) == (word // V % 2**21 << 32 | more >> 32, 53)
 
 
@@ -138,7 +161,8 @@ def test_the_exact_decision_is_given_the_exact_probability(table, monkeypatch):
 def test_the_decision_is_right_on_both_sides_of_the_acceptance_probability(table, distance):
     assert 2**8 < columns._MARGIN * 2**53 < 2**18
     decided = {True: 0, False: 0}
-    for word, more in SecureRandom.insecure(11).uint64(120).reshape(60, 2).tolist():
+    pairs = SecureRandom.insecure(11).uint64(120).reshape(60, 2).tolist()
+    for (word, more), centre in zip(pairs, drawn_centres(table, 60), strict=True):
         column, u = word // COLUMN, word % 2**32
         width = int(table.widths[column])
         x = u * width // 2**32
@@ -146,7 +170,8 @@ def test_the_decision_is_right_on_both_sides_of_the_acceptance_probability(table
         k = integer(table, int(table.bases[column]) + x)
         more >>= 64 - max(0, -table.split)
         with localcontext(prec=60):
-            alpha = density(table.law, k + more) * 2**32 / (table.constant * ways)
+            m = fraction(table, centre)
+            alpha = density(table.law, k + more - m) * 2**32 / (table.constant * ways)
             middle = int(alpha * 2**53)
         for y, below in ((middle - distance, True), (middle + distance, False)):
             if column < table.count and 0 <= y < 2**53:
@@ -154,7 +179,7 @@ def test_the_decision_is_right_on_both_sides_of_the_acceptance_probability(table
                 if table.split < 0:
                     script.insert(1, more << 64 + table.split)
                 out, scratch = np.empty(1, np.int64), np.empty((3, 1), np.uint64)
-                rejected = table._propose(out, scratch, Script(*script))
+                rejected = table._propose(out, scratch, Script(*script), np.array([centre]))
                 assert (out[0], rejected.size) == (k + more, 0 if below else 1)
                 decided[below] += 1
     assert min(decided.values()) > 10
@@ -179,8 +204,11 @@ def test_columns_that_are_left_over_accept_nothing():
     assert rejected.tolist() == list(range(len(words)))
 
 
+@pytest.mark.parametrize("m", [Fraction(0), Fraction(3, 8), Fraction(-1, 2)])
 @pytest.mark.parametrize("negative", [False, True])
-def test_a_tail_proposes_halving_blocks_and_is_given_the_exact_probability(negative, monkeypatch):
+def test_a_tail_proposes_halving_blocks_and_is_given_the_exact_probability(
+    negative, m, monkeypatch
+):
     asked = []
 
     def record(factor, energy, random):
@@ -188,9 +216,9 @@ def test_a_tail_proposes_halving_blocks_and_is_given_the_exact_probability(negat
         return True
 
     monkeypatch.setattr(columns, "_is_below", record)
-    table, random, size = RejectionSampler(_Gaussian(7.3)), SecureRandom.insecure(6, negative), 4000
+    table, random, size = RejectionSampler(_Gaussian(7.3), 3), SecureRandom.insecure(6), 4000
     width = 2**table.tail_bits
-    proposals = [table._tail(random, negative=negative) for _ in range(size)]
+    proposals = [table._tail(random, negative=negative, m=m) for _ in range(size)]
     blocks = np.zeros(40, int)
     places = np.zeros(width, int)
     for k, (factor, energy) in zip(proposals, asked, strict=True):
@@ -200,7 +228,7 @@ def test_a_tail_proposes_halving_blocks_and_is_given_the_exact_probability(negat
         places[place] += 1
         chance = Fraction(1, 2 ** (block + 1) * width)
         assert factor * chance == Fraction(2) ** (table.split + 21) / table.constant
-        assert energy == table.law.exact_energy(k)
+        assert energy == table.law.exact_energy(k - m)
     halves = np.array([0.5, 0.25, 0.125, 0.0625, 0.03125, 0.03125])
     counted = [*blocks[:5], blocks[5:].sum()]
     assert stats.chisquare(counted, halves * size).pvalue > 1e-4
@@ -234,8 +262,27 @@ def test_a_tail_is_reached_where_v_is_zero_and_only_there(monkeypatch):
     out, scratch = np.empty(6, np.int64), np.empty((3, 6), np.uint64)
     assert table._propose(out, scratch, Script(*words)).tolist() == [1, 2, 4, 5]
     assert out[[0, 3]].tolist() == [999, -999]
-    monkeypatch.setattr(table, "_tail", lambda random, negative, m: None)
+    asked = []
+    monkeypatch.setattr(table, "_tail", lambda random, negative, m: asked.append((negative, m)))
     assert table._propose(out, scratch, Script(*words)).tolist() == list(range(6))
+    around = RejectionSampler(_Gaussian(7.3), 3)
+    monkeypatch.setattr(around, "_tail", table._tail)
+    around._propose(out, scratch, Script(*words), np.array([13, 0, 0, -5, 0, 0]))
+    assert asked == [(False, 0), (True, 0), (False, Fraction(-3, 8)), (True, Fraction(3, 8))]
+
+
+def test_a_tail_leaves_room_for_the_centre(monkeypatch):
+    table, zeros = RejectionSampler(_Gaussian(2.0**40)), SecureRandom.insecure(0)
+    monkeypatch.setattr(columns, "_is_below", lambda *_: True)
+    monkeypatch.setattr(zeros, "bits", lambda count: 0)
+    table.tail_start = columns._LARGEST
+    for negative in (False, True):
+        k = table._tail(zeros, negative=negative)
+        for centre in (-LARGEST_CENTRE, LARGEST_CENTRE):
+            assert (k + centre).bit_length() < 64 or k + centre == -(2**63)
+    table.tail_start += 1
+    with pytest.raises(OverflowError, match="leaves 64 bits"):
+        table._tail(zeros, negative=False)
 
 
 def test_exp_in_float64_keeps_the_stated_error():
