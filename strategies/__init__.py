@@ -9,7 +9,12 @@ from flwr_privacy.acfl import (
     Weighting,
 )
 from flwr_privacy.central_dp.correlated.options import BLT, BandedMF, TreeNoise
-from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
+from flwr_privacy.central_dp.options import (
+    AdaptiveClipping,
+    DistributedNoise,
+    NoiseCommittee,
+    ServerNoise,
+)
 from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.fedvs.options import (
     VAFL,
@@ -88,6 +93,7 @@ __all__ = [
     "LoopOptions",
     "NbAFL",
     "NoNoise",
+    "NoiseCommittee",
     "NoisedRecords",
     "NoisedSetup",
     "PaperNoise",

@@ -82,9 +82,7 @@ def test_a_module_imports_what_its_room_may(module: str) -> None:
 def test_the_floors_of_nodes_and_servers_have_nothing_that_none_of_them_runs() -> None:
     floors = {m for m in modules() if not m.startswith("flwr_privacy.simulations")}
     halves = {m for m in floors if m.split(".")[1:2] in (["strategies"], ["clients"])}
-    # For the committee of docs/noise-in-shares.md, which is not built.
-    waiting = {"flwr_privacy.central_dp.correlated.member_stream"}
-    assert floors - reached(halves) - set(PACKAGES) == {"flwr_privacy.lazy"} | waiting
+    assert floors - reached(halves) - set(PACKAGES) == {"flwr_privacy.lazy"}
 
 
 def test_nodes_and_servers_import_only_what_pip_installs_with_them() -> None:

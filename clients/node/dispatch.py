@@ -406,6 +406,8 @@ def _named(header: Header, place: "SumPlace | None", told: bytes) -> Fields:
         "honest": 0 if place is None else place.believed.honest,
         "certain": 0 if place is None else place.believed.certain,
         "code-limit": 0 if place is None else place.bounds.code_limit,
+        "needed": [] if place is None else place.needed,
+        "withstands-lies": place is not None and place.withstands_lies,
     }
 
 

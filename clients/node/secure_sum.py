@@ -27,7 +27,7 @@ from flwr_privacy.privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
 from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, OWN, SIGNED, Opening, Revealed
-from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum
+from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum, withstands_lies
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.digests import request_digest
 from flwr_privacy.wire.fields import read, write
@@ -59,6 +59,10 @@ class SumPlace:
         What its vector must keep to.
     believed : BelievedSum
         How many clients are in any sum that the server can open.
+    needed : list of str
+        Those without whose vectors nobody who shares masks with the client opens the sum.
+    withstands_lies : bool
+        Whether a server that tells each client another story can open no single vector.
     """
 
     store: ContextStore
@@ -66,6 +70,8 @@ class SumPlace:
     joined: Joined
     bounds: Bounds
     believed: BelievedSum
+    needed: list[str]
+    withstands_lies: bool
 
     def masked(self, arrays: Arrays, metrics: Metrics) -> tuple[Arrays, dict[str, Any]]:
         """Return the masked reply that may leave the node, and the metrics that may go with it.
@@ -112,17 +118,18 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
     # the same session would be another one.
     with _participant(store, header.experiment_id) as participant:
         local, roster = participant.seat(joined.session, header.server_round, step_of(header))
-        believed = believed_sum(
-            cohort=bounds.cohort,
-            threshold=joined.threshold,
-            roster=roster,
-            local_threshold=local,
-            pinned=store.pinned,
-            max_cohort=store.policy.max_cohort,
-        )
+        told: dict[str, Any] = {
+            "threshold": joined.threshold,
+            "roster": roster,
+            "local_threshold": local,
+            "pinned": store.pinned,
+            "max_cohort": store.policy.max_cohort,
+        }
+        believed = believed_sum(cohort=bounds.cohort, **told)
+        needed = participant.needed(joined.session)
         store.policy.check_sum(believed.clients)
         participant.join(joined, request_digest(content, without=OWN))
-    return SumPlace(store, header, joined, bounds, believed)
+    return SumPlace(store, header, joined, bounds, believed, needed, withstands_lies(**told))
 
 
 def step_of(header: Header) -> int:

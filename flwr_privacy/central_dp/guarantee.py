@@ -10,6 +10,7 @@ from flwr_privacy.accounting import (
     fitting,
     spent,
 )
+from flwr_privacy.privacy.distributed_noise import honest_members
 from flwr_privacy.privacy.guarantee import Guarantee
 
 from .plan import CentralDPNoisePlan
@@ -71,6 +72,12 @@ def guarantee_of(
     if plan.noise == DISTRIBUTED:
         adversary = "an honest-but-curious server and clients that collude with it"
         assumptions = ["each client keeps its own ledger, noise and secrets"]
+        if plan.members:
+            adversary = (
+                "a server, also one that tells each node another story of who is missing, and "
+                "clients and members of the noise committee that collude with it"
+            )
+            assumptions += _committee(plan.members)
         void = "clients drew their noise from an insecure seed, for tests"
     else:
         unseen = "neither a message nor who takes part" if secret else "no message"
@@ -89,10 +96,13 @@ def guarantee_of(
         assumptions.append(_rests(plan))
     if quorum is not None:
         cohort, threshold, colluders = quorum
+        shares = f"at least {threshold - colluders} honest shares are in it"
+        if plan.members:
+            shares = f"fewer than {2 * threshold - cohort} nodes can open no single answer"
         assumptions.append(
-            f"of {cohort} clients at most {colluders} collude with the server; a sum over less "
-            f"than {threshold} is not opened, so that at least {threshold - colluders} honest "
-            "shares are in it"
+            f"of {cohort} {'clients and members' if plan.members else 'clients'} at most "
+            f"{colluders} collude with the server; a sum over less than {threshold} is not opened, "
+            f"so that {shares}"
         )
     evidence = [
         "tests of central DP: its clipping bounds, its noise, what clients charge",
@@ -116,6 +126,17 @@ def guarantee_of(
         evidence=tuple(evidence),
         void=void if insecure else "",
     )
+
+
+def _committee(members: int) -> list[str]:
+    """Return what the noise of a committee holds for."""
+    honest = honest_members(members)
+    return [
+        f"of the {members} members of the noise committee at most {members - honest} tell the "
+        "server their noise, also those whose state files are read or set back; the other "
+        f"{honest} carry all of it, however many clients collude",
+        "the operators of all nodes name the members and pin the keys of all nodes",
+    ]
 
 
 def _rests(plan: CentralDPNoisePlan) -> str:

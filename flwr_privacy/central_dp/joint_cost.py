@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.central_dp.correlated.errors import prefix_error
-from flwr_privacy.central_dp.correlated.factors import Factor, ToeplitzFactor
+from flwr_privacy.central_dp.correlated.factors import Factor, ToeplitzFactor, inverse_column
 from flwr_privacy.central_dp.correlated.options import CorrelatedNoise
 from flwr_privacy.central_dp.correlated.sensitivity import joint_sensitivities
 from flwr_privacy.central_dp.correlated.stream import digest_of, largest_sigma, margin
@@ -30,37 +30,51 @@ class JointCost:
 
     Parameters
     ----------
-    correlated : BandedMF, BLT or TreeNoise
-        How the noise of rounds goes together.
+    factor : Factor
+        The factor C.
     rounds, separation, participations : int
         Rounds planned, the least number of them from one participation of a client to its next, and
         the largest number of participations.
     sampled : bool, default False
         Whether secret samples amplify privacy. Each round of a client is then a release with a
         sample of its own, which is proven where turns are as far apart as the factor has bands.
-
-    Raises
-    ------
-    InvalidParameterError
-        If the factor has more bands than that.
     """
 
-    correlated: CorrelatedNoise
+    factor: Factor
     rounds: int
     separation: int
     participations: int
     sampled: bool = False
 
-    def __post_init__(self) -> None:
-        bands = self.factor.bands if isinstance(self.factor, ToeplitzFactor) else self.rounds
-        if self.sampled and bands > self.separation:
-            raise unproven(self.correlated, self.separation)
+    @classmethod
+    def planned(
+        cls,
+        correlated: CorrelatedNoise,
+        *,
+        rounds: int,
+        separation: int,
+        participations: int,
+        sampled: bool,
+    ) -> "JointCost":
+        """Return what a training costs with the factor that an option chooses for it.
 
-    @cached_property
-    def factor(self) -> Factor:
-        """The factor C."""
-        return self.correlated.factor(
-            rounds=self.rounds, separation=self.separation, participations=self.participations
+        Raises
+        ------
+        InvalidParameterError
+            If samples are secret and the factor has more bands than the separation.
+        """
+        factor = correlated.factor(
+            rounds=rounds, separation=separation, participations=participations
+        )
+        bands = factor.bands if isinstance(factor, ToeplitzFactor) else rounds
+        if sampled and bands > separation:
+            raise unproven(correlated, separation)
+        return cls(
+            factor=factor,
+            rounds=rounds,
+            separation=separation,
+            participations=participations,
+            sampled=sampled,
         )
 
     @cached_property
@@ -100,6 +114,13 @@ class JointCost:
     def error(self) -> float:
         """Error of the models over that of independent noise as large as z."""
         return prefix_error(self.factor, rounds=self.rounds) / math.sqrt((self.rounds + 1) / 2)
+
+    @property
+    def growth(self) -> float:
+        """Standard deviation of a round's noise ``w = C^-1 z`` over that of z, at most."""
+        if not isinstance(self.factor, ToeplitzFactor):
+            raise TypeError("only a Toeplitz factor has a column that says it")
+        return float(np.linalg.norm(inverse_column(self.factor, self.rounds)))
 
     @property
     def largest_sigma(self) -> float:

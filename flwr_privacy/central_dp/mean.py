@@ -47,7 +47,8 @@ class ClippedUpdate(Mechanism):
     A share alone hides nothing: with the same share in two sums, or in none, the one or the
     difference of the two would have hardly any noise. So there is one attempt, in a secure sum.
     Where a trusted server adds the noise, the release has none; the server accounts for it, and
-    the client's ledger does not.
+    the client's ledger does not. With a committee it has none either: the members, without whom the
+    sum is not opened, add it, and the client's ledger is charged for its next participation.
 
     Parameters
     ----------
@@ -63,16 +64,19 @@ class ClippedUpdate(Mechanism):
         names = terms.names(start)
         check_start(start, names)
         terms.check_grid(sum(np.size(start[name]) for name in names))
+        charge = terms.charge() if alone else None
         return ReleasePlan(
             unit="user",
-            charge=terms.charge() if alone else None,
+            charge=charge,
             epsilon=terms.epsilon,
             delta=terms.delta,
-            noise_multiplier=terms.noise_multiplier if alone else 0.0,
+            noise_multiplier=0.0 if charge is None else charge.noise_multiplier,
             sigma=terms.sigma() if alone else 0.0,
             parties=terms.parties if alone else 0,
             largest_code=terms.code_limit(),
             limit=terms.limit(),
+            members=tuple(terms.members),
+            charges=terms.charge if terms.members else None,
         )
 
     def measure(self, start: Arrays, outcome: Any) -> _Measured:
@@ -98,7 +102,7 @@ class ClippedUpdate(Mechanism):
             codes[COUNT_NAME] = np.array([count], vector.dtype)
         if code := self.terms.failed_code:
             codes[FAILED_NAME] = np.array([code if failed else 0], vector.dtype)
-        if plan.charge is not None:
+        if plan.charge is not None and not plan.members:
             add_noise(codes, self.terms, random)
         # Everybody weighs the same: the number of records is a secret.
         return codes, {METRICS: {"num-examples": 1}}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from flwr_privacy.central_dp.correlated.options import BandedMF, CorrelatedNoise
-from flwr_privacy.errors import check_integer, check_number
+from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
 from flwr_privacy.privacy.cohorts import CYCLIC_POISSON
@@ -14,7 +14,7 @@ from .joint_cost import unproven
 from .plan import GROUPS, CentralDPNoisePlan
 from .sensitivity import DISTRIBUTED, SERVER, relation, sensitivity
 
-__all__ = ["AdaptiveClipping", "CentralNoise", "DistributedNoise", "ServerNoise"]
+__all__ = ["AdaptiveClipping", "CentralNoise", "DistributedNoise", "NoiseCommittee", "ServerNoise"]
 
 
 @checked_keywords
@@ -45,6 +45,34 @@ class AdaptiveClipping:
         rate = self.clipping_learning_rate
         next_clipping_norm(1.0, 0.5, quantile=self.quantile, learning_rate=rate)  # or refuses it
         check_number("count_share", self.count_share, minimum=1e-6, maximum=LARGEST_SHARE)
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class NoiseCommittee:
+    """A few reliable nodes that add the noise in place of the clients, correlated over the rounds.
+
+    Each member keeps a stream of noise of its own and adds a vector of it to the secure sum of a
+    round. A sum opens only with the vectors of all members. A fifth of them counts as colluding
+    with the server, one at least, and the noise is scaled for the others. The operators of all
+    nodes list the members in their policies (``noise_members``) and pin their keys.
+
+    Parameters
+    ----------
+    members : int, default 5
+        How many nodes, from 3 to 50. They are chosen from those that say that they are members, or,
+        where no node says so (in simulations), from all clients; they do not train.
+
+    Raises
+    ------
+    InvalidParameterError
+        If the number is not allowed.
+    """
+
+    members: int = 5
+
+    def __post_init__(self) -> None:
+        check_integer("committee.members", self.members, minimum=3, maximum=50)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +119,7 @@ class CentralNoise:
         )
 
     def _rounds(self) -> dict[str, Any]:
-        """Return what only a trusted server offers of how rounds go together."""
+        """Return how the noise of the rounds goes together."""
         return {}
 
 
@@ -119,6 +147,11 @@ class DistributedNoise(CentralNoise):
     grid_bits : int, optional
         The grid has at least ``2**grid_bits`` steps up to the clipping norm; by default 18, or as
         many as leave room in 31 bits for twelve standard deviations of a share.
+    correlated : BandedMF, optional
+        Noise that partly cancels that of earlier rounds; only a `committee` can add it, with
+        ``balanced`` cohorts. By default each round has noise of its own.
+    committee : NoiseCommittee, optional
+        The nodes that add the noise, where it is correlated.
 
     Raises
     ------
@@ -127,8 +160,19 @@ class DistributedNoise(CentralNoise):
     """
 
     noise = DISTRIBUTED
-    correlated = None
+    correlated: CorrelatedNoise | None = None
+    committee: NoiseCommittee | None = None
     insecure_seed = None
+
+    def __post_init__(self) -> None:
+        if self.committee is not None and self.correlated is None:
+            allowed = "None without correlated=BandedMF(...): independent noise needs no committee"
+            raise InvalidParameterError("committee", self.committee, allowed)
+        super().__post_init__()
+
+    def _rounds(self) -> dict[str, Any]:
+        members = 0 if self.committee is None else self.committee.members
+        return {"correlated": self.correlated, "members": members}
 
 
 @checked_keywords

@@ -1,13 +1,14 @@
 """Computes the noise of a training under central DP from its budget."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any
 
 from flwr_privacy.accounting import Charge, noise_multiplier
-from flwr_privacy.central_dp.correlated.options import CorrelatedNoise
+from flwr_privacy.central_dp.correlated.factors import ToeplitzFactor
+from flwr_privacy.central_dp.correlated.options import BandedMF, CorrelatedNoise
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.pipeline.participation_limits import INDEPENDENT
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, split
@@ -18,6 +19,7 @@ from flwr_privacy.privacy.cohorts import (
     planned_participations,
     rest,
 )
+from flwr_privacy.privacy.distributed_noise import honest_members
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.udp.schedule import set_aside
@@ -69,6 +71,9 @@ class CentralDPNoisePlan:
     groups : int, optional
         Number of groups that take turns, with cyclic Poisson samples: at most ``1 / q``, with which
         a group is asked as a whole. By default 4, or fewer where that is more.
+    members : int, default 0
+        Members of a noise committee, which adds the noise in place of the clients: with correlated
+        noise that is distributed. 0: there is none.
 
     Raises
     ------
@@ -84,6 +89,8 @@ class CentralDPNoisePlan:
     ===========  =======  ===========================  ==================  ======================
     distributed  any      the server and colluders;    one client's data   a client each time it
                           they know who takes part     are replaced        is asked
+    committee    turns    the same; a fifth of the     the same            the same
+                          members may be colluders
     server       fixed    whoever sees the models,     one client's data   a client each time it
                           and no message               are replaced        takes part
     server       poisson  whoever sees the models,     one client more or  every client, in every
@@ -109,17 +116,25 @@ class CentralDPNoisePlan:
     2021; libraries such as jax_privacy count by it. For replaced data the same noise is worth half
     its multiplier (`flwr_privacy.accounting.as_replaced`), which the guarantee says in numbers.
 
+    With `members` the noise is the sum of a stream of each (`MemberStream` of
+    `flwr_privacy.central_dp.correlated.member_stream`), and a sum opens only with all of them. The
+    noise is scaled for those that count as honest
+    (`flwr_privacy.privacy.distributed_noise.honest_members`). A committee may begin new streams in
+    any round at no cost: no entry of C^T C is negative, so what two blocks of rounds move by
+    themselves is at most what they move together.
+
     Covered: the sums of all rounds and what is made of them, with ``distributed`` the count of
     trainings that failed too (`flwr_privacy.privacy.failures`: it adds nothing to the sensitivity);
     the clipping norm of a round may follow from earlier sums, the noise multiplier may not. A
     client that was asked `releases` times must not be asked again. Assumptions: with
     ``distributed`` a sum opens only if it has as many honest shares as the noise was planned for
-    (`flwr_privacy.privacy.distributed_noise.share_sigma`). With ``server`` the server is trusted.
-    With both ``server`` and ``poisson`` it draws each client by itself from a cryptographic
-    generator, tells nobody, and divides sums by the expected number q N, N being public, never by
-    the actual number, which depends on who is there; a client that fails adds nothing and is
-    covered. Not covered: participation itself, except with ``server`` and ``poisson``; which client
-    fails or declines for reasons in its data; losses and metrics, should they be sent; timing.
+    (`flwr_privacy.privacy.distributed_noise.share_sigma`), or all members of the committee. With
+    ``server`` the server is trusted. With both ``server`` and ``poisson`` it draws each client by
+    itself from a cryptographic generator, tells nobody, and divides sums by the expected number q
+    N, N being public, never by the actual number, which depends on who is there; a client that
+    fails adds nothing and is covered. Not covered: participation itself, except with ``server`` and
+    ``poisson``; which client fails or declines for reasons in its data; losses and metrics, should
+    they be sent; timing.
 
     Notes
     -----
@@ -151,6 +166,7 @@ class CentralDPNoisePlan:
     evaluations: int = 0
     correlated: CorrelatedNoise | None = None
     groups: int | None = None
+    members: int = 0
 
     def __post_init__(self) -> None:
         found = relation(self.neighbours, noise=self.noise, sampling=self.sampling)
@@ -168,12 +184,33 @@ class CentralDPNoisePlan:
                 raise InvalidParameterError(
                     "groups", self.groups, f"None with sampling = '{self.sampling}'"
                 )
+        check_integer("members", self.members, minimum=0)
+        if self.members and (self.noise == SERVER or not isinstance(self.correlated, BandedMF)):
+            allowed = "None, unless the noise is distributed, and correlated = BandedMF(...)"
+            raise InvalidParameterError("committee", self.members, allowed)
         if self.correlated is not None:
             self._check_correlated()
 
     def _check_correlated(self) -> None:
         for clash, name, value, allowed in (
-            (self.noise != SERVER, "noise", self.noise, "'server' with correlated noise"),
+            (
+                self.noise != SERVER and not self.members,
+                "noise",
+                self.noise,
+                "'server' with correlated noise, or a committee=NoiseCommittee(...) that adds it",
+            ),
+            (
+                self.members > 0 and self.sampling != BALANCED,
+                "sampling",
+                self.sampling,
+                "'balanced' with a committee",
+            ),
+            (
+                self.members > 0 and self.evaluation_share > 0,
+                "evaluation",
+                self.evaluation_share,
+                "None with a committee, which adds no noise to evaluations",
+            ),
             (
                 self.sampling not in (BALANCED, CYCLIC_POISSON),
                 "sampling",
@@ -238,8 +275,8 @@ class CentralDPNoisePlan:
         """What the rounds cost a client together; None where their noise is independent."""
         if self.correlated is None:
             return None
-        return JointCost(
-            correlated=self.correlated,
+        return JointCost.planned(
+            self.correlated,
             rounds=self.rounds,
             separation=self.separation,
             participations=self.releases,
@@ -335,6 +372,8 @@ class CentralDPNoisePlan:
     def effective_multiplier(self) -> float:
         """Noise multiplier of independent noise with the same mean squared error of the models."""
         error = 1.0 if self.joint is None else self.joint.error
+        if self.members:  # the noise of all of them is in every sum
+            error *= math.sqrt(self.members / honest_members(self.members))
         return self.update_noise_multiplier * error
 
     def state(self) -> dict[str, Any]:
@@ -353,6 +392,8 @@ class CentralDPNoisePlan:
         parties: int = 1,
         grid_bits: int | None = None,
         keep_back: Collection[str] = (),
+        members: Sequence[str] = (),
+        block: int = 0,
     ) -> CentralDPTerms:
         """Return the terms for a clipping norm.
 
@@ -361,13 +402,26 @@ class CentralDPNoisePlan:
         clipping_norm : float
             Bound of an update.
         parties : int, default 1
-            Smallest number of honest shares of the noise in a sum.
+            Smallest number of honest shares of the noise in a sum; of a committee, its own number.
         grid_bits : int, optional
             The grid has at least ``2**grid_bits`` steps up to the clipping norm; by default 18, or
             as many as leave room in 31 bits for twelve standard deviations of a share.
         keep_back : collection of str
             Arrays of which nothing is released, beside those that a client keeps back anyway.
+        members : sequence of str
+            The members of the committee, as many as planned.
+        block : int, default 0
+            The round in which they began their streams.
+
+        Raises
+        ------
+        InvalidParameterError
+            If there are too many groups, or another number of members than planned.
         """
+        if len(members) != self.members:
+            raise InvalidParameterError("members", list(members), f"{self.members} names")
+        if self.members:
+            parties = honest_members(self.members)
         if self.groups is not None and self.groups > (most := min(rest(self.q), self.rounds)):
             allowed = f"at most {most}, so that a group is as large as a cohort at least"
             raise InvalidParameterError("groups", self.groups, allowed)
@@ -376,7 +430,9 @@ class CentralDPNoisePlan:
             reach = 1 + SHARE_REACH * spread / math.sqrt(parties)
             room = CODE_LIMIT / reach
             if self.joint is not None:
-                room = min(CODE_LIMIT, self.joint.largest_sigma / spread)
+                # Noise of the server is in no code. That of a member varies more than z.
+                room = CODE_LIMIT / (reach * self.joint.growth if self.members else 1)
+                room = min(room, self.joint.largest_sigma / spread)
             grid_bits = max(1, min(_GRID_BITS, math.floor(math.log2(room)) - 1))
         return CentralDPTerms(
             noise=self.noise,
@@ -393,7 +449,15 @@ class CentralDPNoisePlan:
             parties=parties,
             keep_back=list(keep_back),
             **({} if self.joint is None else self.joint.fields()),
+            **self._of_committee(members, block),
         )
+
+    def _of_committee(self, members: Sequence[str], block: int) -> dict[str, Any]:
+        """Return what the terms of a committee say beside the factor's digest."""
+        if self.joint is None or not isinstance(self.joint.factor, ToeplitzFactor) or not members:
+            return {}
+        coefficients = list(self.joint.factor.coefficients)
+        return {"members": sorted(members), "block": block, "coefficients": coefficients}
 
     @property
     def _least_noise(self) -> Callable[..., float]:

@@ -12,24 +12,41 @@ Models", ICLR 2018 (clients weigh the same here); for noise in shares
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from flwr_privacy.accounting import Charge
+from flwr_privacy.central_dp.correlated.factors import ToeplitzFactor
+from flwr_privacy.central_dp.correlated.stream import check_sigma, digest_of
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.pipeline.participation_limits import INDEPENDENT, ParticipationLimit
 from flwr_privacy.privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code, split
-from flwr_privacy.privacy.distributed_noise import MOST_PARTIES, share_sigma, summed_gap
+from flwr_privacy.privacy.cohorts import BALANCED
+from flwr_privacy.privacy.distributed_noise import (
+    MOST_PARTIES,
+    honest_members,
+    share_sigma,
+    summed_gap,
+)
 from flwr_privacy.privacy.failures import FAILED_NAME, failed_code
 from flwr_privacy.privacy.grid import CodeGrid, check_codes, check_gap
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.wire.arrays import Arrays
 
+from .joint_cost import JointCost
 from .sensitivity import DISTRIBUTED, SERVER, amplified, relation, sensitivity
 
-__all__ = ["SHARE_REACH", "CentralDPTerms"]
+__all__ = ["MEMBER", "SHARE_REACH", "CentralDPTerms"]
 
 SHARE_REACH = 12
 """Standard deviations of a share of noise that codes have room for; beyond it a client fails."""
+
+
+MEMBER = "noise-member"
+"""Entry of a node's hello that says that its operator made it a member of noise committees."""
+
+MOST_ROUNDS = 2**16
+"""Rounds that a client hears of with a committee: it computes what they cost together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +87,13 @@ class CentralDPTerms:
     separation, participations : int, default 1
         With correlated noise: least number of rounds from one participation of a client to its
         next, and how many it has at most. A client keeps to the first that it is told.
+    members : list of str
+        The members of the noise committee, sorted; empty where there is none. Then the clients add
+        no noise, and `parties` is the number of members that count as honest.
+    block : int, default 0
+        The round in which these members began their streams; 0 where there are none.
+    coefficients : list of int
+        The factor, a banded one, where members and clients have to know it.
 
     Raises
     ------
@@ -99,6 +123,9 @@ class CentralDPTerms:
     rounds: int = 1
     separation: int = 1
     participations: int = 1
+    members: list[str] = field(default_factory=list)
+    block: int = 0
+    coefficients: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not 0 < check_number("sampling_rate", self.sampling_rate) <= 1:
@@ -119,31 +146,78 @@ class CentralDPTerms:
             raise InvalidParameterError("parties", self.parties, "1: the server adds the noise")
         for name in ("rounds", "separation", "participations"):
             check_integer(name, getattr(self, name), minimum=1)
-        if self.factor != INDEPENDENT and (self.noise != SERVER or self.count_share):
-            allowed = f"'{INDEPENDENT}', unless the server adds all noise, and no count is summed"
+        together = self.noise == SERVER or self.members
+        if self.factor != INDEPENDENT and (not together or self.count_share):
+            allowed = (
+                f"'{INDEPENDENT}', unless the server or a committee adds all noise, and no count "
+                "is summed"
+            )
             raise InvalidParameterError("factor", self.factor, allowed)
+        if self.members:
+            self._check_committee()
+        elif self.block or self.coefficients:
+            raise InvalidParameterError("block", self.block, "0 without a committee")
 
-    def charge(self) -> Charge:
+    def _check_committee(self) -> None:
+        names = self.members
+        if names != sorted(set(names)):
+            raise InvalidParameterError("members", names, "different names, sorted")
+        if not 1 <= self.parties <= honest_members(len(names)):
+            allowed = f"1 to {honest_members(len(names))} of {len(names)} members, the honest ones"
+            raise InvalidParameterError("parties", self.parties, allowed)
+        if self.noise == SERVER or self.sampling != BALANCED:
+            allowed = "'balanced' and no noise of the server beside a committee"
+            raise InvalidParameterError("sampling", self.sampling, allowed)
+        check_integer("rounds", self.rounds, minimum=1, maximum=MOST_ROUNDS)
+        check_integer("block", self.block, minimum=1, maximum=self.rounds)
+        check_integer("participations", self.participations, minimum=1, maximum=self.rounds)
+        if digest_of(self.toeplitz) != self.factor:
+            raise InvalidParameterError("factor", self.factor, "the digest of the coefficients")
+
+    @property
+    def toeplitz(self) -> ToeplitzFactor:
+        """The factor of a committee."""
+        return ToeplitzFactor(coefficients=tuple(self.coefficients))
+
+    @cached_property
+    def _joint(self) -> JointCost:
+        """What the rounds cost a client together, with a committee."""
+        return JointCost(
+            factor=self.toeplitz,
+            rounds=self.rounds,
+            separation=self.separation,
+            participations=self.participations,
+        )
+
+    def charge(self, participation: int = 1) -> Charge:
         """Return what the round costs a client.
 
-        With a sampling rate below 1 each client owes it for every round, asked or not: the server
+        With a committee it depends on the client's how manieth participation it is:
+        `flwr_privacy.central_dp.plan.CentralDPNoisePlan.charge`, from what the terms say. With a
+        sampling rate below 1 each client owes it for every round, asked or not: the server
         accounts for it, as a client's ledger would have too few entries.
         """
+        multiplier, gap = self.noise_multiplier, self.gap
+        if self.members:
+            multiplier = self._joint.multiplier(multiplier, participation)
+            gap = gap if participation == 1 else 0.0
         return Charge(
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=multiplier,
             neighbours=self.neighbours,
             sampling=self.sampling_rate,
-            gap=self.gap,
+            gap=gap,
         )
 
     def limit(self) -> ParticipationLimit | None:
-        """Return how often a client may take part, where a trusted server adds the noise."""
-        if self.noise != SERVER:
+        """Return how often a client may take part, where rounds cost something together."""
+        if self.noise != SERVER and not self.members:
             return None
         return ParticipationLimit(self.factor, self.rounds, self.separation, self.participations)
 
     def share_sigmas(self) -> tuple[float, float | None]:
-        """Return the standard deviations of one party's noise: of a client's share or the server's.
+        """Return the standard deviations of one party's noise, with correlated noise that of z.
+
+        A party is a client, a member of the committee, or the server.
 
         Returns
         -------
@@ -172,6 +246,9 @@ class CentralDPTerms:
 
     def failed_sigma(self, clients: Collection[str]) -> float:
         """Return the standard deviation of the count of failed trainings in a sum, in clients."""
+        if self.members:
+            shares = math.sqrt(len(self.members))
+            return self.share_sigmas()[0] * self._joint.growth * shares / self.clipping_norm
         return self.share_sigmas()[0] * math.sqrt(len(clients)) / self.clipping_norm
 
     def grid_gap(self, dimension: int) -> float:
@@ -206,6 +283,9 @@ class CentralDPTerms:
         """
         update, count = self.share_sigmas() if self.noise == DISTRIBUTED else (0.0, 0.0)
         largest = (self.clipping_norm + SHARE_REACH * update) / CodeGrid(self.grid).step
+        if self.members:  # whose codes have no update, and whose noise varies more than z
+            reach = max(self.clipping_norm, SHARE_REACH * self._joint.growth * update)
+            largest = reach / CodeGrid(self.grid).step
         if self.count_share:
             room = SHARE_REACH * (count or 0.0) / COUNT_GRID.step
             largest = max(largest, count_code(within=True) + room)
@@ -226,6 +306,8 @@ class CentralDPTerms:
         """
         check_gap(self.grid, self.grid_gap(dimension), charged=self.gap)
         check_codes(self.grid, self.code_limit())
+        if self.members:
+            check_sigma(self.toeplitz, self.share_sigmas()[0] / CodeGrid(self.grid).step)
 
     def names(self, model: Arrays) -> list[str]:
         """Return the names of the arrays whose updates are released.

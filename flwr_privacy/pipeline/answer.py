@@ -52,7 +52,9 @@ from .mechanism import (
 from .node_limits import check_limits
 from .node_store import NodeRules, NodeStore
 from .operator_checks import (
+    check_members,
     check_policy,
+    check_scheme,
     check_shares,
     check_simulated,
     check_summed,
@@ -225,7 +227,10 @@ def answer_step(
 
     question = question_of(phase, fields)
     check_going_on(store, question.experiment_id)
-    check_unaccounted(store, scheme=scheme, guarantees_dp=guarantees_dp)
+    if step.of_data:
+        check_unaccounted(store, scheme=scheme, guarantees_dp=guarantees_dp)
+    else:
+        check_scheme(store, scheme)
     if step.simulated_only:
         check_simulated(store, phase)
     with opened(store, scheme, question) as lent:
@@ -233,7 +238,7 @@ def answer_step(
         if clients is not None:
             check_summed(store, clients)
         arrays, own = step.work(lent)
-    if clients is not None:
+    if clients is not None or not step.of_data:
         mark_insecure(store, own)
     return arrays, own
 
@@ -277,7 +282,9 @@ def _admit(store: NodeStore, request: Request, plan: ReleasePlan, sealed: bool) 
     """Decline a release that the node's operator does not allow."""
     certain = 1.0
     fields = request.fields
-    if plan.parties:
+    if plan.members:
+        check_members(store, plan.members, plan.parties, fields)
+    elif plan.parties:
         certain = check_shares(store, plan.parties, fields, noised=plan.needs_pins)
     elif not fields["summed"]:
         check_summed(store)

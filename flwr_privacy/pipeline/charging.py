@@ -13,6 +13,7 @@ from flwr_privacy.wire.documents import dumps, loads
 from .mechanism import EXPERIMENT, Answer, Release, ReleasePlan
 from .node_limits import check_limits
 from .node_store import NodeStore
+from .participation_limits import intend
 from .planned_release import PlannedRelease
 from .request import Request
 from .shared_reply_cache import Replies
@@ -65,6 +66,8 @@ def charge_for(release: Release, planned: PlannedRelease) -> tuple[int, Answer |
     """
     store, request, plan = planned.store, planned.request, planned.plan
     question, (cache, key) = request.question, _cache(release, planned)
+    if plan.charge is not None:
+        intend(store, request, plan.limit)
     # Check and charge under one lock: two processes must not both see room for the last release.
     with store.ledger.locked() as locked:
         charged = locked.charges_of(question)
@@ -96,6 +99,7 @@ def charge_for(release: Release, planned: PlannedRelease) -> tuple[int, Answer |
         elif charged and release.single:
             raise _other_terms(question)
         check_limits(store, locked)
+        planned = planned.numbered(locked)
         planned.check_affordable(locked)
         return locked.charge(planned.entry()), None
 

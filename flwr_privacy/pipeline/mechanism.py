@@ -97,8 +97,14 @@ class ReleasePlan:
         answers of the release's name, which share one charge and are not kept. Such an answer
         leaves the node sealed for that party, or where the operator allows answers without noise.
     limit : ParticipationLimit, optional
-        How often a client may take part, and how far apart, where a trusted server adds noise that
-        is correlated over the rounds; by default that does not matter.
+        How often a client may take part, and how far apart, where a trusted server or a committee
+        adds noise that is correlated over the rounds; by default that does not matter.
+    members : tuple of str
+        The members of the committee whose noise is in the sum in place of the clients'; `parties`
+        of them are honest. By default there is none.
+    charges : callable, optional
+        From the number of a participation, the first being 1, to its charge, where participations
+        do not cost the same; `charge` is that of the first.
     """
 
     unit: str
@@ -113,6 +119,8 @@ class ReleasePlan:
     largest_code: int = 0
     noise_follows: bool = False
     limit: "ParticipationLimit | None" = None
+    members: tuple[str, ...] = ()
+    charges: Callable[[int], Charge] | None = None
 
     @property
     def once(self) -> bool:
@@ -265,8 +273,12 @@ class ProtocolStep:
         data. By default that of the secure sum that the request is in.
     simulated_only : bool, default False
         Whether only clients that are made up answer: there is nothing in it that hides their data.
+    of_data : bool, default True
+        Whether it has to do with data of the node. Noise that a node adds for others has not, and
+        limits on what the node says of its data do not hold for it.
     """
 
     work: "Callable[[StepStore], Answer]"
     summed: Callable[[Mapping[str, Any]], int | None] | None = None
     simulated_only: bool = False
+    of_data: bool = True

@@ -2,12 +2,13 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 from flwr_privacy.errors import DeclinedError
+from flwr_privacy.privacy.distributed_noise import honest_members
 
 from .node_store import NodeRules, NodeStore
 
@@ -15,7 +16,10 @@ __all__ = [
     "ALLOW_UNPROTECTED",
     "ALLOW_VARIABLE",
     "PINS_VARIABLE",
+    "check_is_member",
+    "check_members",
     "check_policy",
+    "check_scheme",
     "check_shares",
     "check_simulated",
     "check_summed",
@@ -168,6 +172,18 @@ def check_summed(rules: NodeRules, clients: int = 0) -> None:
         rules.policy.check_sum(clients or None)
 
 
+def check_scheme(rules: NodeRules, scheme: str) -> None:
+    """Decline an answer that has nothing of the node's data if the policy lists other schemes.
+
+    Raises
+    ------
+    DeclinedError
+        If it does.
+    """
+    with logged(rules):
+        rules.policy.check_scheme(scheme)
+
+
 def check_simulated(rules: NodeRules, phase: str) -> None:
     """Decline an answer that only simulated clients may give.
 
@@ -232,3 +248,100 @@ def check_shares(
                 "fifth may collude with the server"
             )
     return math.sqrt(min(1.0, fields["certain"] / parties))
+
+
+def check_members(
+    store: NodeStore, members: Sequence[str], parties: int, fields: Mapping[str, Any]
+) -> None:
+    """Decline an answer without noise where the committee that adds it is not good enough.
+
+    A client whose noise is added by others believes nothing of them but this: the operator named
+    the nodes and pinned their keys, they are in the client's secure sum, and whoever shares masks
+    with the client opens no sum without them.
+
+    Parameters
+    ----------
+    store : NodeStore
+        What the node keeps for the client.
+    members : sequence of str
+        The committee, as the server names it.
+    parties : int
+        Honest members for whom the noise is scaled.
+    fields : Mapping
+        What `SchemeClient.handle` got: what the client knows of the secure sum.
+
+    Raises
+    ------
+    DeclinedError
+        If the operator did not name or pin the members, too few of them count as honest, the sum
+        could be opened without one, or this node is a member itself.
+    """
+    with logged(store):
+        trusted = _check_committee(store, members, fields)
+        if store.client_id in trusted:
+            raise DeclinedError(
+                "this node is a member of the noise committee: it does not train in a cohort"
+            )
+        if parties > (honest := honest_members(len(members), trusted=len(trusted))):
+            raise DeclinedError(
+                f"noise for {parties} honest members of {len(members)} was asked for: of the "
+                f"{len(trusted)} nodes in noise_members a fifth may collude with the server, one "
+                f"at least, so this node counts on {honest}"
+            )
+
+
+def check_is_member(store: NodeStore, members: Sequence[str], fields: Mapping[str, Any]) -> None:
+    """Decline to add noise where the operator did not make this node a member, or named others.
+
+    Parameters
+    ----------
+    store, members, fields
+        As of `check_members`.
+
+    Raises
+    ------
+    DeclinedError
+        If it is so, or the sum could be opened without a member.
+    """
+    with logged(store):
+        trusted = _check_committee(store, members, fields)
+        if store.client_id not in trusted or store.client_id not in members:
+            raise DeclinedError(
+                "noise for a committee was asked for: this node's policy does not list it in "
+                "noise_members"
+            )
+
+
+def _check_committee(
+    store: NodeStore, members: Sequence[str], fields: Mapping[str, Any]
+) -> Sequence[str]:
+    """Return the nodes from which members may be chosen, or decline."""
+    asked = f"a noise committee of {len(members)} was asked for"
+    if not fields["summed"]:
+        raise DeclinedError(f"{asked} outside of a secure sum: nobody's noise is in the answer")
+    trusted = store.policy.noise_members
+    if trusted is None:
+        if not store.simulated:
+            raise DeclinedError(
+                f"{asked}: this node's policy names no noise_members, so a server may have made "
+                "them up"
+            )
+        trusted = members
+    if unknown := sorted(set(members).difference(trusted)):
+        raise DeclinedError(f"{asked}: noise_members of this node's policy does not have {unknown}")
+    if not store.simulated:
+        others = [member for member in members if member != store.client_id]
+        if store.pins is None or any(member not in store.pins for member in others):
+            raise DeclinedError(
+                f"{asked}, and this node does not pin the keys of all members: name a file with "
+                f"them as privacy-pins in the node's configuration or as {PINS_VARIABLE} in its "
+                "environment"
+            )
+    if sorted(fields["needed"]) != sorted(members):
+        raise DeclinedError(f"{asked} in a secure sum that opens without some of them")
+    if not fields["withstands-lies"]:
+        raise DeclinedError(
+            f"{asked} in a secure sum in which a server that lies about who is missing may open "
+            "single answers: it needs a threshold of two thirds in a complete graph"
+        )
+    return trusted

@@ -1,27 +1,37 @@
 """Keeps a client's participations in correlated noise as few and as far apart as it was told first.
 
-With correlated noise the trusted server accounts for all rounds together, and no ledger has them.
-What they cost holds only for clients that rest between two rounds. So the node remembers in which
-rounds it took part, and what it was told of factor and rest; it declines another factor, a round
-that is too early, and more rounds than that, whatever the server says later.
+What rounds with correlated noise cost together holds only for clients that rest between two rounds.
+So the node remembers in which rounds it took part, and what it was told of factor and rest; it
+declines another factor, a round that is too early, and more rounds than that, whatever the server
+says later.
+
+A trusted server accounts for the rounds, and no ledger has them: `take_part` says before the
+training that the client takes part. With a committee the client's own ledger has them: `intend`
+notes the round before it is charged, and `participation` counts the noted rounds that were charged,
+under the ledger's lock.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flwr_privacy.errors import DeclinedError
 
 if TYPE_CHECKING:  # the server has the limits, and no node store
+    from flwr_privacy.privacy.ledger import LedgerView
+
     from .node_store import NodeStore
     from .request import Request
 
-__all__ = ["INDEPENDENT", "ParticipationLimit", "take_part"]
+__all__ = ["INDEPENDENT", "ParticipationLimit", "intend", "participation", "take_part"]
 
 INDEPENDENT = "independent"
 """In place of a factor, where the noise of rounds is independent."""
 
 _NOTE = "participations"
+_CHARGED = "charged-participations"
+
+_OTHER_NOISE = "the experiment began with correlated noise of another factor, or with other limits"
 
 
 @dataclass(frozen=True)
@@ -59,33 +69,110 @@ def take_part(store: "NodeStore", request: "Request", limit: ParticipationLimit)
     LedgerError
         If it cannot be recorded.
     """
-    question = request.question
-    told = [limit.factor, limit.rounds, limit.separation, limit.most]
+    question, told = request.question, _told(limit)
     if limit.factor == INDEPENDENT and store.noted(question.experiment_id, _NOTE) is None:
         return
 
     def with_this(noted: str | None) -> str:
         first, last, rounds = json.loads(noted) if noted else (told, "", [])
-        if first != told:
-            raise DeclinedError(
-                "the experiment began with correlated noise of another factor, or with other limits"
-            )
-        if question.server_round > limit.rounds:
-            raise DeclinedError(
-                f"round {question.server_round}: the correlated noise is for {limit.rounds} rounds"
-            )
+        _check_told(first, question.server_round, limit)
         if last == request.digest:
             return json.dumps([first, last, rounds])
         if rounds and question.server_round < rounds[-1] + limit.separation:
-            raise DeclinedError(
-                f"round {question.server_round} is too early: the client took part in round "
-                f"{rounds[-1]}, and correlated noise needs it to rest until round "
-                f"{rounds[-1] + limit.separation}"
-            )
+            raise _too_early(question.server_round, rounds[-1], limit)
         if len(rounds) >= limit.most:
-            raise DeclinedError(
-                f"the client took part in {limit.most} rounds, all that the correlated noise is for"
-            )
+            raise _too_many(limit)
         return json.dumps([first, request.digest, [*rounds, question.server_round]])
 
     store.change_note(question.experiment_id, _NOTE, with_this)
+
+
+def intend(store: "NodeStore", request: "Request", limit: ParticipationLimit | None) -> None:
+    """Note, durably, that a round is about to be charged, and what was told of the limit.
+
+    Without a limit it only checks that the experiment has begun without one.
+
+    Raises
+    ------
+    DeclinedError
+        If the limit that the client was told first is another one, or does not have the round.
+    LedgerError
+        If it cannot be noted.
+    """
+    question = request.question
+    noted = store.noted(question.experiment_id, _CHARGED)
+    if limit is None:
+        if noted is not None:
+            raise DeclinedError(_OTHER_NOISE)
+        return
+    if noted is None and store.ledger.view().totals(question.experiment_id).count:
+        raise DeclinedError(_OTHER_NOISE)
+
+    def with_this(noted: str | None) -> str:
+        first, rounds = json.loads(noted) if noted else (_told(limit), [])
+        _check_told(first, question.server_round, limit)
+        this = [question.phase, question.server_round, question.request]
+        return json.dumps([first, rounds if this in rounds else [*rounds, this]])
+
+    store.change_note(question.experiment_id, _CHARGED, with_this)
+
+
+def participation(
+    store: "NodeStore", ledger: "LedgerView", request: "Request", limit: ParticipationLimit
+) -> int:
+    """Return the number of a client's next participation, from 1; call it under the ledger's lock.
+
+    Raises
+    ------
+    DeclinedError
+        If it is too early or one too many, or if the ledger has charges of the experiment that this
+        client did not note: those of another client with the same data, or of a lost note.
+    LedgerError
+        If the ledger or the note cannot be read.
+    """
+    question = request.question
+    _, noted = json.loads(store.noted(question.experiment_id, _CHARGED) or "[[], []]")
+    made: list[int] = []
+    count = 0
+    for phase, server_round, number in noted:
+        name = replace(question, phase=phase, server_round=server_round, request=number)
+        if charged := len(ledger.charges_of(name)):
+            made.append(server_round)
+            count += charged
+    if count != ledger.totals(question.experiment_id).count:
+        raise DeclinedError(
+            "the ledger has charges of this experiment that this client has not noted: how far "
+            "apart they are is not known"
+        )
+    for earlier in made:
+        if abs(question.server_round - earlier) < limit.separation:
+            raise _too_early(question.server_round, earlier, limit)
+    if count >= limit.most:
+        raise _too_many(limit)
+    return count + 1
+
+
+def _told(limit: ParticipationLimit) -> list[object]:
+    return [limit.factor, limit.rounds, limit.separation, limit.most]
+
+
+def _check_told(first: list[object], server_round: int, limit: ParticipationLimit) -> None:
+    if first != _told(limit):
+        raise DeclinedError(_OTHER_NOISE)
+    if server_round > limit.rounds:
+        raise DeclinedError(
+            f"round {server_round}: the correlated noise is for {limit.rounds} rounds"
+        )
+
+
+def _too_early(server_round: int, earlier: int, limit: ParticipationLimit) -> DeclinedError:
+    return DeclinedError(
+        f"round {server_round} is too early: the client took part in round {earlier}, and "
+        f"correlated noise needs it to rest until round {earlier + limit.separation}"
+    )
+
+
+def _too_many(limit: ParticipationLimit) -> DeclinedError:
+    return DeclinedError(
+        f"the client took part in {limit.most} rounds, all that the correlated noise is for"
+    )

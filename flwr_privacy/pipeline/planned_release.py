@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from flwr_privacy.accounting import Charge
@@ -12,6 +12,7 @@ from flwr_privacy.privacy.ledger import Entry
 
 from .mechanism import ReleasePlan
 from .node_store import NodeStore
+from .participation_limits import participation
 from .request import Request
 
 if TYPE_CHECKING:
@@ -58,6 +59,26 @@ class PlannedRelease:
     def charge(self) -> Charge:
         """What the release costs."""
         return cast(Charge, self.plan.charge)
+
+    def numbered(self, ledger: "LedgerView") -> "PlannedRelease":
+        """Return the release with the charge of the client's next participation.
+
+        Parameters
+        ----------
+        ledger : LedgerView
+            The ledger so far, under its lock.
+
+        Raises
+        ------
+        DeclinedError
+            If the limit of its plan does not allow another one: see
+            `flwr_privacy.pipeline.participation_limits.participation`.
+        """
+        plan = self.plan
+        if plan.limit is None or plan.charges is None:
+            return self
+        number = participation(self.store, ledger, self.request, plan.limit)
+        return replace(self, plan=replace(plan, charge=plan.charges(number)))
 
     def entry(self) -> Entry:
         """Return the ledger entry of the release."""

@@ -12,7 +12,7 @@ from flwr_privacy.wire.message import Fields
 
 __all__ = ["DELIVERY", "Request", "question_of", "request_of"]
 
-DELIVERY = frozenset({"summed", "honest", "certain", "code-limit"})
+DELIVERY = frozenset({"summed", "honest", "certain", "code-limit", "needed", "withstands-lies"})
 """Entries that say how an answer is delivered; they do not change what is released."""
 
 
@@ -30,7 +30,8 @@ class Request:
         The arrays that came with it.
     fields : Mapping
         The scheme's own values; of the secure sum ``summed``, ``honest`` and ``certain``, what the
-        client believes of it (`flwr_privacy.secure_sum.trust`), and ``code-limit``.
+        client believes of it (`flwr_privacy.secure_sum.trust`), ``withstands-lies``, ``needed``,
+        those without whom it is not opened, and ``code-limit``.
     guarantees_dp : bool, default True
         Whether the client half promises differential privacy.
     """
@@ -66,5 +67,6 @@ def request_of(
     """Build the request of a message that a client half handles."""
     named = {"experiment-id", "round", "request"}
     own = {key: value for key, value in fields.items() if key not in named}
-    own = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0, **own}
+    nothing = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0}
+    own = {**nothing, "needed": [], "withstands-lies": False, **own}
     return Request(scheme, question_of(phase, fields), arrays, own, guarantees_dp)

@@ -14,7 +14,14 @@ from flwr_privacy.errors import check_integer, check_number
 
 from .noise import LARGEST_SCALE, SMALLEST_SCALE, discretisation_gap
 
-__all__ = ["MOST_PARTIES", "SMALLEST_SHARE", "log_ratio_bound", "share_sigma", "summed_gap"]
+__all__ = [
+    "MOST_PARTIES",
+    "SMALLEST_SHARE",
+    "honest_members",
+    "log_ratio_bound",
+    "share_sigma",
+    "summed_gap",
+]
 
 SMALLEST_SHARE = 3.0
 """Least parameter of a share, in grid steps, that `summed_gap` knows.
@@ -64,6 +71,25 @@ def share_sigma(total: float, parties: int) -> float:
     """
     check_number("total", total, minimum=math.ulp(0.0))
     return total / math.sqrt(check_integer("parties", parties, minimum=1, maximum=MOST_PARTIES))
+
+
+def honest_members(members: int, *, trusted: int | None = None) -> int:
+    """Return how many members of a noise committee count as honest.
+
+    Parameters
+    ----------
+    members : int
+        Members whose noise is in a sum.
+    trusted : int, optional
+        Nodes from which they were chosen, by whoever may collude with some of them: a fifth of
+        these counts as colluding, and one at least. By default the members.
+
+    Examples
+    --------
+    >>> honest_members(5), honest_members(10), honest_members(5, trusted=10)
+    (4, 8, 3)
+    """
+    return members - max(1, (members if trusted is None else trusted) // 5)
 
 
 def log_ratio_bound(sigma: float, parties: int) -> float:

@@ -29,6 +29,7 @@ _LISTS = (
     "units",
     "neighbours",
     "trusted_parents",
+    "noise_members",
     "allow_unprotected",
     "allowed_messages",
 )
@@ -68,6 +69,10 @@ class Policy:
     trusted_parents : list of str, optional
         Aggregators that this node trusts with answers without noise, sealed for them, in a scheme
         with tiers; their keys must be pinned too. By default none.
+    noise_members : list of str, optional
+        Nodes that this node trusts to add the noise of a committee, a fifth of them, one at least,
+        excepted; their keys must be pinned too. A node that is listed itself adds such noise, and
+        does not train where a committee adds it. By default none.
     min_summed : int, optional
         Least number of clients in a secure sum, at least 2, without those beyond `max_cohort`; the
         node then answers only within one.
@@ -114,6 +119,7 @@ the node's policy has min_noise_multiplier = 1
     units: Sequence[str] | None = None
     neighbours: Sequence[str] | None = None
     trusted_parents: Sequence[str] | None = None
+    noise_members: Sequence[str] | None = None
     min_summed: int | None = None
     min_children: int = 2
     allow_unprotected: Sequence[str] | None = None
@@ -216,9 +222,8 @@ the node's policy has min_noise_multiplier = 1
         check_number("noise_multiplier", noise_multiplier, minimum=0)
         if sigma is not None:
             check_number("sigma", sigma, minimum=0)
+        self.check_scheme(scheme)
         asking = f"scheme {scheme[:_LONGEST_NAME]!r}"
-        if self.schemes is not None and scheme not in self.schemes:
-            raise _declined(f"{asking} asks for a release", f"schemes = {list(self.schemes)}")
         if self.units is not None and unit not in self.units:
             raise _declined(f"{asking} protects the unit {unit!r}", f"units = {list(self.units)}")
         allowed = _USUAL if self.neighbours is None else self.neighbours
@@ -237,6 +242,18 @@ the node's policy has min_noise_multiplier = 1
             raise _declined(
                 f"{asking} asks for sigma {_show(sigma)}", f"min_sigma = {_show(self.min_sigma)}"
             )
+
+    def check_scheme(self, scheme: str) -> None:
+        """Check whether a scheme may ask at all.
+
+        Raises
+        ------
+        DeclinedError
+            If the policy lists others.
+        """
+        if self.schemes is not None and scheme not in self.schemes:
+            asked = f"scheme {scheme[:_LONGEST_NAME]!r} asks for a release"
+            raise _declined(asked, f"schemes = {list(self.schemes)}")
 
     @property
     def relation(self) -> str:

@@ -39,6 +39,7 @@ def apart(
     *,
     seed: int | str,
     server_round: int,
+    needed: Collection[str] = (),
 ) -> list[str]:
     """Return clients of whom no two are in conflict.
 
@@ -52,6 +53,8 @@ def apart(
         Root seed of the experiment.
     server_round : int
         Round.
+    needed : collection of str
+        Clients without whom there is no sum: whoever contradicts one of them stays away.
 
     Examples
     --------
@@ -61,10 +64,13 @@ def apart(
     """
     members = sorted(clients)
     there = set(members)
-    present = [pair for pair in conflicts if pair <= there]
+    found = [pair for pair in conflicts if pair <= there]
+    out = {client for pair in found if pair & set(needed) for client in pair - set(needed)}
+    there -= out
+    present = [pair for pair in found if pair <= there]
     order = stream(seed, "secure-sum-conflicts", server_round).permutation(len(members))
     away = _most_conflicting(present, lambda client: 0, [members[place] for place in order])
-    return [client for client in members if client not in away]
+    return [client for client in members if client not in out and client not in away]
 
 
 def liars(conflicts: Collection[Conflict], most: Callable[[str], int]) -> list[str]:

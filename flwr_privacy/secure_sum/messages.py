@@ -3,7 +3,7 @@
 As records they are what `flwr_privacy.wire.fields` makes of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = [
     "DEAL",
@@ -57,6 +57,8 @@ class Invitation:
         Their public keys.
     signatures : list of bytes
         Signatures of the keys by long-term keys, empty where there is none.
+    needed : list of str
+        Those of the roster without whose vectors the sum is not opened, sorted; by default nobody.
     """
 
     session: str
@@ -66,6 +68,7 @@ class Invitation:
     roster: list[str]
     keys: list[bytes]
     signatures: list[bytes]
+    needed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

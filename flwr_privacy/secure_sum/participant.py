@@ -43,16 +43,18 @@ class Participant:
     Notes
     -----
     **Guarantee.** *Protected*: the vector of a client, up to the sum over it and at least
-    ``threshold - colluders - 1`` other honest clients. *Against*: an honest-but-curious server
-    and fewer than `threshold` clients of the roster. A client never opens both secrets of another,
+    ``threshold - colluders - 1`` other honest clients. *Against*: an honest-but-curious server and
+    fewer than `threshold` clients of the roster. A client never opens both secrets of another,
     sends one vector per session, opens one set of survivors per sum, and none of fewer than
-    `threshold`; the later sums of a round over the survivors of the first one and nobody fewer. As
-    a threshold is more than half of a roster, two halves of a roster cannot be made to open both
-    secrets either, unless ``2 * threshold - roster`` of them collude. *Not covered*: a
-    server that tells every client another story, beyond what
-    `flwr_privacy.secure_sum.SecureSum.honest_in_sums` says; a server that runs most of the roster
-    itself, where keys are not pinned; what sums say, one by one or compared with each other;
-    wrong vectors, which anybody can send; denial of service, for which one client is enough.
+    `threshold` or without somebody who is needed; the later sums of a round over the survivors of
+    the first one and nobody fewer. Only those who were told of the same needed ones can open what a
+    client deals, so nobody who follows the protocol opens the key of one of these. As a threshold
+    is more than half of a roster, two halves of a roster cannot be made to open both secrets
+    either, unless ``2 * threshold - roster`` of them collude. *Not covered*: a server that tells
+    every client another story, beyond what `flwr_privacy.secure_sum.SecureSum.honest_in_sums` says;
+    a server that runs most of the roster itself, where keys are not pinned; what sums say, one by
+    one or compared with each other; wrong vectors, which anybody can send; denial of service, for
+    which one client is enough.
     """
 
     client_id: str
@@ -88,6 +90,7 @@ class Participant:
             "roster": roster,
             "first_roster": len(roster) if earlier is None else earlier["first_roster"],
             "threshold": invitation.threshold,
+            "needed": invitation.needed,
             "private": masks.private,
             "seed": seed,
             "own": shares[roster.index(me)],
@@ -144,6 +147,16 @@ class Participant:
             )
         return own["threshold"], len(own["roster"])
 
+    def needed(self, session: str) -> list[str]:
+        """Return those without whose vectors a session is not opened, as it was dealt for.
+
+        Raises
+        ------
+        ProtocolError
+            If the session is not known.
+        """
+        return list(self._session(session).get("needed", []))
+
     def join(self, joined: Joined, asked: bytes = b"") -> None:
         """Open the shares that the others dealt, after which the client may send its vector.
 
@@ -159,7 +172,8 @@ class Participant:
         Raises
         ------
         ProtocolError
-            If the session is another one, or too few dealt (at a later step: not all).
+            If the session is another one, or too few dealt (at a later step: not all), or one who
+            is needed did not.
         RefusedPeersError
             If shares are damaged. Such a dealer is not skipped: the seal is what tells the client
             that the dealer's mask key is not the server's.
@@ -176,6 +190,7 @@ class Participant:
                 f"{len(dealers)} clients dealt, {threshold - len(dealers)} fewer than the threshold"
             )
         self._check_nobody_left(session, dealers)
+        _check_needed(session, dealers, "dealt")
         associated = self._associated(joined.session, session)
         channel = self._channel
         shares, unopened = {me: session["own"]}, dict[str, str]()
@@ -257,8 +272,8 @@ class Participant:
         Raises
         ------
         ProtocolError
-            If the client has not sent its vector, was asked for other survivors before, or there
-            are too few of them; at a later step, if anybody is missing.
+            If the client has not sent its vector, was asked for other survivors before, there are
+            too few of them, or one who is needed is missing; at a later step, if anybody is.
         """
         own = self._session(session)
         names = list(survivors)
@@ -279,6 +294,7 @@ class Participant:
                 "threshold: such a sum is not opened"
             )
         self._check_nobody_left(own, names)
+        _check_needed(own, names, "survived")
         # From now on no invitation to this sum or an earlier one is accepted.
         self.state["opened"] = list(_key(own))
         if "survivors" not in own:
@@ -320,6 +336,9 @@ class Participant:
                 f"threshold {invitation.threshold} for {len(roster)} clients: it must be more than "
                 "half of them"
             )
+        needed = invitation.needed
+        if needed != sorted(set(needed) & set(roster)):
+            raise ProtocolError("those who are needed are no members of the roster, each once")
         known = {**self.state["peers"], self.client_id: self._own.public}
         changed = {
             peer: f"the key of client {peer} is another than before"
@@ -392,8 +411,20 @@ class Participant:
         shares under it must not. The members of the roster are not: in a sparse graph no two
         clients have the same, but as many, at least in the first step.
         """
-        agreed = [*_key(session), session["threshold"], session["first_roster"]]
+        agreed: list[Any] = [*_key(session), session["threshold"], session["first_roster"]]
+        # Who was told of others would open the key of somebody without whom nothing is opened.
+        if needed := session.get("needed"):
+            agreed.append(needed)
         return ["shares", self.experiment_id, name, *agreed]
+
+
+def _check_needed(session: Mapping[str, Any], there: Sequence[str], did: str) -> None:
+    """Refuse a sum without somebody without whom it is not opened."""
+    if missing := set(session.get("needed", [])).difference(there):
+        raise ProtocolError(
+            f"{len(missing)} of {len(session['needed'])} clients have not {did}, without whom the "
+            "sum is not opened"
+        )
 
 
 def _key(session: Mapping[str, Any]) -> tuple[int, int]:

@@ -63,6 +63,8 @@ class Session:
         Hash of what the clients were asked in the steps before.
     liars : int, default 1
         Number of clients that may lie together about dealt shares, see `SecureSum.liars_of`.
+    needed : collection of str
+        Clients without whose vectors the sum is not opened; by default nobody.
 
     Attributes
     ----------
@@ -83,6 +85,7 @@ class Session:
     local_thresholds: Mapping[str, int] = field(default_factory=dict)
     before: bytes = b""
     liars: int = 1
+    needed: Collection[str] = ()
     conflicts: set[Conflict] = field(default_factory=set)
     misfits: dict[str, str] = field(default_factory=dict)
     _dealt: dict[str, Dealt] = field(default_factory=dict)
@@ -144,6 +147,7 @@ class Session:
             roster=roster,
             keys=[self.keys[member][0] for member in roster],
             signatures=[self.keys[member][1] for member in roster],
+            needed=sorted(set(self.needed).intersection(roster)),
         )
 
     def take_dealt(self, client: str, dealt: Dealt) -> None:
@@ -176,7 +180,7 @@ class Session:
         Raises
         ------
         NotOpenedError
-            If too few dealt; at a later step, if not all did.
+            If too few dealt, or somebody who is needed did not; at a later step, if not all did.
         """
         did = "dealt their secrets"
         self._check_enough(did, len(self._dealt), self.least)
@@ -185,6 +189,7 @@ class Session:
             for client in lonely:
                 del self._dealt[client]
         self._check_enough(f"{did} to enough others", len(self._dealt), self.least)
+        self._check_needed(did, self._dealt)
 
     def joined(self, client: str) -> Joined:
         """Return the request to a dealer to join the sum."""
@@ -324,9 +329,12 @@ class Session:
         Raises
         ------
         NotOpenedError
-            If they are too few; at a later step, if anybody is missing.
+            If they are too few, or somebody who is needed is missing; at a later step, if anybody
+            is.
         """
-        self._check_enough("sent a vector that can be used", len(survivors), self.least)
+        did = "sent a vector that can be used"
+        self._check_enough(did, len(survivors), self.least)
+        self._check_needed(did, survivors)
 
     @property
     def _derived(self) -> Derivation:
@@ -351,6 +359,13 @@ class Session:
         shares, needed = self._shares.get((client, kind), {}), self._local(client)
         self._check_enough(f"have a share of client {client}", len(shares), needed)
         return recover(shares, threshold=needed)
+
+    def _check_needed(self, did: str, there: Collection[str]) -> None:
+        if missing := sorted(set(self.needed).difference(there)):
+            raise NotOpenedError(
+                f"the sum of {words(self.server_round, self.step)} is not opened: {missing} have "
+                f"not {did}, and it needs them"
+            )
 
     def _check_enough(self, did: str, count: int, needed: int) -> None:
         if count < needed:

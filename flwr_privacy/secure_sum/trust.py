@@ -10,7 +10,7 @@ from flwr_privacy.errors import ProtocolError
 
 from .graph import is_safe
 
-__all__ = ["BelievedSum", "believed_sum"]
+__all__ = ["BelievedSum", "believed_sum", "withstands_lies"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +106,39 @@ def believed_sum(
     return BelievedSum(
         clients=max(1, clients - strangers), honest=honest, certain=max(0, min(honest, certain))
     )
+
+
+def withstands_lies(
+    *,
+    threshold: int,
+    roster: int,
+    local_threshold: int,
+    pinned: int | None = None,
+    max_cohort: int | None = None,
+) -> bool:
+    """Tell whether a server that lies can open no client's two secrets, as far as a client sees.
+
+    It tells some clients that another one survived, and some that it is missing. Both secrets are
+    opened only if ``2 * threshold - roster`` or more of the roster collude with it. The graph has
+    to be complete, so that the roster is all there is.
+
+    Parameters
+    ----------
+    threshold, roster, local_threshold, pinned, max_cohort
+        As in `believed_sum`: a fifth of those whom the client knows counts as colluding, and so
+        does everybody beyond them.
+
+    Examples
+    --------
+    A bare majority of 25 clients does not, two thirds do:
+
+    >>> [withstands_lies(threshold=t, roster=25, local_threshold=t) for t in (13, 15, 16, 17)]
+    [False, False, True, True]
+    """
+    limits = [limit for limit in (pinned, max_cohort) if limit is not None]
+    known = min([roster, *limits])
+    colluding = roster - known + known // 5
+    return threshold == local_threshold and colluding < 2 * threshold - roster
 
 
 def _fits(cohort: int, threshold: int, roster: int, local_threshold: int) -> bool:

@@ -17,7 +17,12 @@ from flwr_privacy.acfl.options import (
     Weighting,
 )
 from flwr_privacy.central_dp.correlated.options import BLT, BandedMF, TreeNoise
-from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
+from flwr_privacy.central_dp.options import (
+    AdaptiveClipping,
+    DistributedNoise,
+    NoiseCommittee,
+    ServerNoise,
+)
 from flwr_privacy.errors import InvalidParameterError, KeywordError, check_choice, check_integer
 from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.fedvs.options import (
@@ -117,6 +122,7 @@ _CHOICES = (
     ),
     Choice("privacy", "noise", {"distributed": DistributedNoise, "server": ServerNoise}),
     Choice("correlated", "correlated", {kind.name: kind for kind in (BandedMF, BLT, TreeNoise)}),
+    Choice("committee", "", {"": NoiseCommittee}),
     Choice("data", "", {"": ColumnFeatures}),
     Choice("coding", "", {"": LagrangeCoding}),
     Choice("quantisation", "", {"": Quantisation}),

@@ -113,13 +113,32 @@ class PlannedBudget:
             count = participations(count, evaluation_q)
         return replace(plan, evaluation_share=self._evaluation.share, evaluations=count)
 
-    def terms(self, asked: int, norm: float) -> CentralDPTerms:
-        """Return the terms for a cohort size and a clipping norm."""
+    def terms(
+        self, asked: int, norm: float, *, members: Sequence[str] = (), block: int = 0
+    ) -> CentralDPTerms:
+        """Return the terms of a round.
+
+        Parameters
+        ----------
+        asked : int
+            Number of clients in its sum, members of a committee included.
+        norm : float
+            The clipping norm.
+        members : sequence of str
+            The members of the committee, if there is one.
+        block : int, default 0
+            The round in which they began their streams.
+        """
         parties = 1
-        if self._privacy.noise == DISTRIBUTED and self._secure_sum is not None:
+        if self._privacy.noise == DISTRIBUTED and self._secure_sum is not None and not members:
             parties = self._secure_sum.parties_of(asked)
         return self.planned().terms(
-            norm, parties=parties, grid_bits=self._privacy.grid_bits, keep_back=self._keep_back
+            norm,
+            parties=parties,
+            grid_bits=self._privacy.grid_bits,
+            keep_back=self._keep_back,
+            members=members,
+            block=block,
         )
 
     def evaluation_terms(self, parties: int) -> EvaluationTerms:

@@ -7,7 +7,7 @@ counts every client that was asked, whether its answer came or not.
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -51,7 +51,8 @@ from flwr_privacy.strategies.requests.request_log import RequestLog
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.message import EVALUATE, TRAIN
 
-from .option_checks import check_sum
+from .noise_members import NoiseMembers
+from .option_checks import check_committee, check_committee_sum, check_sum
 from .planned_budget import PlannedBudget
 
 __all__ = ["CentralDP"]
@@ -167,6 +168,9 @@ class CentralDP(SchemeStrategy):
             self.secure_sum = SecureSum()
         check_sum(self.secure_sum, noise=self.privacy.noise, sampling=self.privacy.sampling)
         self.privacy.plan(self.clipping, rounds=1, q=1.0)  # or refuses the two together
+        if self._committee_size:
+            beside = {"evaluation": self.evaluation, "quorum": self.loop.quorum}
+            check_committee(self.secure_sum, **beside)
         asked = self.fraction_evaluate if self.evaluation is not None else 0.0
         super().__post_init__()
         self._keep_back_given = self.keep_back
@@ -195,7 +199,10 @@ class CentralDP(SchemeStrategy):
             secret=self.budget.amplified,
             seed=f"insecure {self.privacy.insecure_seed}".encode() if self._insecure else None,
         )
-        if self.privacy.noise == SERVER:  # the trusted server accounts for it, and no ledger
+        self._members = NoiseMembers(self.federation, self._committee_size)
+        # A trusted server accounts for the rounds, and no ledger. With a committee what a client
+        # charges depends on how many earlier requests reached it.
+        if self.privacy.noise == SERVER or self._committee_size:
             self.heads.leave_out()
         self._correlated: ModelNoise | None = None
         self._correlated_state: dict[str, Any] | None = None  # until the model is known
@@ -211,29 +218,50 @@ class CentralDP(SchemeStrategy):
         """The noise plan of the training; None until the number of clients is known."""
         return self.budget.plan
 
+    @property
+    def _committee_size(self) -> int:
+        committee = None if isinstance(self.privacy, ServerNoise) else self.privacy.committee
+        return 0 if committee is None else committee.members
+
     def _sample_sizes(self) -> tuple[int, int, int]:
         """Return how many clients a round asks, how many an evaluation, and how many there are."""
         size = self.messenger.sampler.sample_size
-        asked, population = size(fraction=self.fraction_train, minimum=self.min_train_nodes)
+        asked, population = size(fraction=self._fraction(), minimum=self.min_train_nodes)
         evaluating, _ = size(fraction=self.fraction_evaluate, minimum=self.min_evaluate_nodes)
-        return asked, evaluating, population
+        return asked, evaluating, population - len(self._members.names)
+
+    def _fraction(self) -> float:
+        """Return the fraction of all connected clients that a round asks; members do not train."""
+        if not self._committee_size:
+            return self.fraction_train
+        clients = self.federation.clients()
+        return self.fraction_train * self._members.others(clients) / max(1, len(clients))
+
+    def needed(self) -> Collection[str]:
+        """Return the members of the committee, if there is one."""
+        return self._members.names
 
     # -- A round -----------------------------------------------------------------------------
 
     def instruct(self, server_round: int) -> Instruction:
         """Return the terms; the server's noise is added before the mean is computed."""
         self._cohort = self.transport.cohort
-        terms = self.terms = self.budget.terms(self._cohort, self.clipping_norm)
+        members, block = self._members.names, self._members.block_of(server_round)
+        terms = self.terms = self.budget.terms(
+            self._cohort, self.clipping_norm, members=members, block=block
+        )
         names = terms.names(self._template)
         terms.check_grid(sum(np.size(self._template[name]) for name in names))
         self._of_round = {}
         plan = self.budget.planned()
         spread = plan.effective_multiplier * sensitivity(1.0, neighbours=plan.relation)
         weights = sum(np.size(self._template[name]) for name in names)
-        if plan.joint is not None:
+        if plan.joint is not None and not members:
             self._begin_correlated(plan.joint, terms)
 
         def forecast(clients: int) -> Forecast:
+            if members:  # who do not train
+                clients = round(plan.q * self.budget.population)
             return Forecast(
                 ratio=spread / clients,
                 weights=weights,
@@ -311,7 +339,10 @@ class CentralDP(SchemeStrategy):
             raise ProtocolError("there is no secure sum")
         # The clipping norm of the next round is not known when its secrets are dealt, but a grid
         # has the most steps up to this one.
-        terms = self.budget.terms(cohort, _WIDEST)
+        if self._committee_size:
+            check_committee_sum(self.secure_sum, cohort)
+        members, block = self._members.names, min(1, self._committee_size)
+        terms = self.budget.terms(cohort, _WIDEST, members=members, block=block)
         limit = terms.code_limit()
         if self.evaluation is not None:
             limit = max(limit, self.budget.evaluation_terms(terms.parties).code_limit())
@@ -324,10 +355,13 @@ class CentralDP(SchemeStrategy):
         if mean is None and self._releases:
             mean = CentralMean(self._template, terms)
         if not isinstance(mean, CentralMean):
+            self._members.end_block()
             return None
+        mean.clients.difference_update(terms.members)  # their vectors are noise alone
         # What is divided by a secret number would tell it.
         number: float = len(mean.clients)
-        if self.budget.amplified or self._correlated is not None:  # the same number in every round
+        # The same number in every round, or noise of two rounds would not cancel.
+        if self.budget.amplified or self.privacy.correlated is not None:
             number = self.budget.planned().q * self.budget.population
         if terms.noise == SERVER:
             noise: AddNoise = add_noise
@@ -335,7 +369,7 @@ class CentralDP(SchemeStrategy):
                 noise = partial(self._correlated.add_to, server_round)
             mean.add_noise(self._random(server_round), noise)
         below = mean.settle(float(number))
-        shares = len(mean.clients) if terms.noise == DISTRIBUTED else 1
+        shares = len(terms.members or mean.clients) if terms.noise == DISTRIBUTED else 1
         self._of_round = {"sigma": terms.share_sigmas()[0] * math.sqrt(shares)}
         if below is not None and self.clipping is not None:
             self._of_round["fraction_below"] = below
@@ -367,17 +401,26 @@ class CentralDP(SchemeStrategy):
         """Draw the clients of a round's training, except those whose budget is used up."""
         if not self.budget.is_planned(server_round):
             return {}
-        return self._participants.drawn(
+        members = set(self._members.choose() if self._committee_size else ())
+        cohort = self._participants.drawn(
             self.messenger,
             grid,
             server_round,
-            fraction=self.fraction_train,
+            fraction=self._fraction(),
             minimum=self.min_train_nodes,
-            without=self._spent(),
+            without=self._spent() | members,
             public_seed=self.experiment.seed,
             q=lambda: self.budget.planned().q,
             separation=lambda: self.budget.planned().separation,
         )
+        if not members or not cohort:
+            return cohort
+        others = set(self.federation.clients()).difference(members)
+        beside = self.messenger.sample(
+            grid, server_round, TRAIN, fraction=1.0, minimum=0, without=others
+        )
+        nodes = [*cohort, *(node for node in beside if node not in cohort)]
+        return {node: [*cohort.get(node, []), *beside.get(node, [])] for node in nodes}
 
     def _charged(self, request_log: RequestLog) -> set[str]:
         """Return the charged clients: those asked, or all clients where samples are secret."""
@@ -386,7 +429,8 @@ class CentralDP(SchemeStrategy):
             self._releases = budget.is_planned(request_log.header.server_round)
             if not self._releases:
                 return set()
-        return self._participants.charged(request_log, groups=budget.planned().separation)
+        charged = self._participants.charged(request_log, groups=budget.planned().separation)
+        return charged.difference(() if self.terms is None else self.terms.members)
 
     def _spent(self) -> set[str]:
         """Return the clients that were charged as often as their budget allows."""
@@ -429,6 +473,7 @@ class CentralDP(SchemeStrategy):
             "insecure": self._insecure,
             "trained": self._trained,
             "correlated": self._correlated.state() if self._correlated else self._correlated_state,
+            "committee": self._members.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -450,3 +495,4 @@ class CentralDP(SchemeStrategy):
         self.clipping_norm = state["clipping_norm"]
         self._participants.load(state["participants"], self.releases)
         self._correlated_state = state["correlated"]
+        self._members.load(state["committee"])

@@ -13,7 +13,7 @@ the step to the new model (`model_step`), and what is kept across runs (`experim
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -169,6 +169,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 draw=self.drawn,
                 is_last=self._is_last,
                 bounds_of=self.bounds_of,
+                needed=self.needed,
                 pins=self.loop.read_pins(),
             )
         self.charge_log = ChargeLog(self.experiment, self.heads)
@@ -243,6 +244,13 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             If the parameters of the secure sum do not fit the clients.
         """
         raise NotImplementedError
+
+    def needed(self) -> Collection[str]:
+        """Return the clients without whom the secure sum of the next round is not opened.
+
+        It is called after `drawn`, which has them among the others; by default there are none.
+        """
+        return ()
 
     def guarantee(self) -> Guarantee:
         """Return the scheme's guarantee, as far as it is known."""

@@ -14,8 +14,9 @@ class SumGuarantee:
     Parameters
     ----------
     least : dict of str to int
-        Clients of a sum (``threshold``) and of its cohort, colluders that it withstands, and honest
-        clients in a sum that a server opens which lies (``lying``); empty before the first sum.
+        Clients of a sum (``threshold``) and of its cohort, colluders that it withstands, honest
+        clients in a sum that a server opens which lies (``lying``), and clients without whom none
+        is opened (``needed``); empty before the first sum.
     """
 
     least: dict[str, int] = field(default_factory=dict)
@@ -29,6 +30,7 @@ class SumGuarantee:
             "cohort": cohort,
             "colluders": settings.colluders_of(cohort),
             "lying": lying if is_complete(session) else 1,
+            "needed": len(session.needed),
         }
         self.least = {key: min(value, self.least.get(key, value)) for key, value in this.items()}
 
@@ -38,7 +40,9 @@ class SumGuarantee:
         if not least:
             return "nothing was summed yet"
         lying = f"opens sums over {least['lying']} honest clients at least"
-        if least["lying"] < 2:
+        if needed := least.get("needed"):
+            lying += f", and none without the {needed} clients whom each sum needs"
+        elif least["lying"] < 2:
             lying = "is not covered (a larger threshold helps)"
         return (
             f"an honest-but-curious server sees sums over at least {least['threshold']} of "

@@ -82,6 +82,8 @@ class Summed:
         Tells whether a round is the last one.
     bounds_of : callable
         Bounds of the vectors.
+    needed : callable
+        Returns the clients without whose vectors the sum of the next round is not opened.
     pins : Pins, optional
         The clients' long-term keys. The server then passes on no key that its client has not
         signed: nodes that pin each other refuse a cohort with such a key.
@@ -97,6 +99,7 @@ class Summed:
         draw: Draw,
         is_last: Callable[[int], bool],
         bounds_of: BoundsOf,
+        needed: Callable[[], Collection[str]] = tuple,
         pins: Pins | None = None,
     ) -> None:
         self._settings = settings
@@ -105,6 +108,7 @@ class Summed:
         self._draw = draw
         self._is_last = is_last
         self._bounds_of = bounds_of
+        self._needed = needed
         self._exchanges = SumExchanges(messenger, experiment, pins=pins)
         self._guarantee = SumGuarantee()
         self._grid: Grid | None = None  # of the round that was prepared
@@ -352,7 +356,10 @@ class Summed:
     def _new_session(self, grid: Grid, server_round: int) -> Dealing:
         drawn, seed = self._draw(grid, server_round), self._experiment.seed
         known = set(names_in(drawn)).intersection(self._exchanges.keys)
-        together = apart(known, self._conflicts, seed=seed, server_round=server_round)
+        needed = list(self._needed())
+        together = apart(
+            known, self._conflicts, seed=seed, server_round=server_round, needed=needed
+        )
         assigned = only(drawn, together)
         asked, cohort = names_in(drawn), names_in(assigned)
         none = f"there is no sum of round {server_round}"
@@ -373,6 +380,10 @@ class Summed:
                 f"{none}: {len(cohort)} of at least {threshold} clients have a key and do not "
                 f"contradict each other, {threshold - len(cohort)} are missing"
             )
+        if missing := sorted(set(needed).difference(cohort)):
+            raise NotOpenedError(
+                f"{none}: {missing}, whom it needs, are not there, have no key or contradict others"
+            )
         try:
             graph = rosters(
                 cohort, self._settings, seed=seed, server_round=server_round, drawn=len(asked)
@@ -388,6 +399,7 @@ class Summed:
             threshold=threshold,
             bounds=bounds,
             liars=most,
+            needed=needed,
         )
         return Dealing(session, assigned)
 

@@ -3,46 +3,14 @@
 import itertools
 
 import pytest
+from lying_server import groups_of, stories
 
 from flwr_privacy.secure_sum import SecureSum
 
 
-def stories(client: int, clients: int, threshold: int) -> list[tuple[frozenset, frozenset]]:
-    """Return all dealers and survivors that a client accepts."""
-    everybody = frozenset(range(clients))
-    accepted = []
-    for size in range(threshold, clients + 1):
-        for dealers in map(frozenset, itertools.combinations(everybody, size)):
-            for count in range(threshold, size + 1):
-                for survivors in map(frozenset, itertools.combinations(sorted(dealers), count)):
-                    if client in survivors:
-                        accepted.append((dealers, survivors))
-    return accepted
-
-
 def smallest_group(told: tuple[tuple[frozenset, frozenset], ...], threshold: int) -> int:
     """Return the size of the smallest group of clients whose sum the server can open."""
-    clients = range(len(told))
-    seeds = {u for u in clients if sum(u in s for d, s in told) >= threshold}
-    keys = {u for u in clients if sum(u in d - s for d, s in told) >= threshold}
-    assert not seeds & keys
-    smallest, rest = len(told), set(seeds)
-    while rest:
-        group, new = set(), {rest.pop()}
-        while new:
-            group |= new
-            # A mask that the server does not know ties two clients together, seen from either.
-            ties = {
-                v
-                for u in new
-                for v in clients
-                if v != u and (v in told[u][0] or u in told[v][0]) and v not in keys
-            }
-            new = ties - group
-        rest -= group
-        if group <= seeds:  # otherwise the seed of somebody hides the sum
-            smallest = min(smallest, len(group))
-    return smallest
+    return min(map(len, groups_of(told, threshold)), default=len(told))
 
 
 @pytest.mark.parametrize(("clients", "threshold"), [(3, 2), (3, 3), (4, 3), (4, 4), (5, 4)])
