@@ -1,9 +1,10 @@
-"""Correlated noise of a trusted server: seconds of a round, and values kept between rounds."""
+"""Correlated noise of a server, and of a committee's member: seconds and values kept."""
 
 import time
 from collections.abc import Iterator
 
-from flwr_privacy.central_dp.correlated.factors import Factor
+from flwr_privacy.central_dp.correlated.factors import ToeplitzFactor
+from flwr_privacy.central_dp.correlated.member_stream import MemberStream
 from flwr_privacy.central_dp.correlated.options import BLT, BandedMF, CorrelatedNoise
 from flwr_privacy.central_dp.correlated.stream import NoiseStream, new_stream
 from flwr_privacy.privacy.noise import discrete_gaussian
@@ -26,11 +27,13 @@ def correlated_noise() -> Iterator[Comparison]:
     """Compare a round of correlated noise with a round of independent noise, both exact."""
     for name, option, at_most in CASES:
         factor = option.factor(rounds=ROUNDS, separation=SEPARATION, participations=PARTICIPATIONS)
-        yield _round(name, factor, at_most)
+        yield _round(name, new_stream(factor, VALUES), at_most)
+        if isinstance(factor, ToeplitzFactor):
+            yield _round(f"{name} of a member", MemberStream(factor, VALUES), at_most)
 
 
-def _round(name: str, factor: Factor, at_most: float) -> Comparison:
-    stream, random = new_stream(factor, VALUES), SecureRandom()
+def _round(name: str, stream: NoiseStream, at_most: float) -> Comparison:
+    random = SecureRandom()
     for server_round in range(1, SEPARATION + 1):  # until all that is kept is there
         stream.draw(server_round, SIGMA, random)
     ours, theirs = [], []

@@ -9,7 +9,7 @@ from random import SystemRandom
 import numpy as np
 from flwr.supercore.differential_privacy import add_gaussian_noise_inplace
 
-from flwr_privacy.privacy.noise import discrete_gaussian
+from flwr_privacy.privacy.noise import discrete_gaussian, discrete_gaussian_around
 from flwr_privacy.privacy.randomness import SecureRandom
 
 from .report import Comparison
@@ -19,6 +19,8 @@ __all__ = ["noise"]
 VALUES = 10_000_000
 REPETITIONS = 9
 SIGMAS = (100.0, 1e5)
+SIGMAS_AROUND = ((3.0, 4.0), (10.0, 2.5), (100.0, 2.0), (1e5, 2.0))  # and what is allowed
+FRACTION_BITS = 16
 EXACT_SAMPLES = 3_000  # of the exact rival, which is slow
 
 OPENDP = "OpenDP's discrete Gaussian"
@@ -26,11 +28,13 @@ PLAIN = "CKS 2020 in plain Python, in this file (OpenDP is not installed)"
 
 
 def noise() -> Iterator[Comparison]:
-    """Compare `discrete_gaussian` with Flower's float noise and with an exact sampler."""
+    """Compare `discrete_gaussian` with float noise, an exact sampler, and itself at fractions."""
     for sigma in SIGMAS:
         yield _against_floats(sigma)
     for sigma in SIGMAS:
         yield _against_exact(sigma)
+    for sigma, at_most in SIGMAS_AROUND:
+        yield _around(sigma, at_most)
 
 
 def _against_floats(sigma: float) -> Comparison:
@@ -71,6 +75,25 @@ def _against_exact(sigma: float) -> Comparison:
         ours=ours,
         theirs=theirs,
         at_least=50.0,
+    )
+
+
+def _around(sigma: float, at_most: float) -> Comparison:
+    random = SecureRandom()
+    far = int(20 * sigma) << FRACTION_BITS
+    centres = np.random.default_rng(0).integers(-far, far, VALUES)
+    ours, theirs = [], []
+    for _ in range(REPETITIONS):
+        ours.append(
+            _seconds(lambda: discrete_gaussian_around(centres, FRACTION_BITS, sigma, random))
+        )
+        theirs.append(_seconds(lambda: discrete_gaussian(VALUES, sigma, random)))
+    return Comparison(
+        what=f"{VALUES:.0e} values around fractions, sigma {sigma:g}",
+        rival="discrete_gaussian, around 0",
+        ours=ours,
+        theirs=theirs,
+        at_most=at_most,
     )
 
 

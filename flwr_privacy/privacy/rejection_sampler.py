@@ -52,7 +52,7 @@ with a probability proportional to f(k - m), as it must be, if no alpha exceeds 
 the distance |k - m| lies between max(0, |k| - 1/2) and |k| + 1/2. C is made for the least distance
 in each column, t_j for the largest, and n_T for E(n_T - 1/2). The first column has a distance of 0,
 so C >= 2^13 as before; and n_T - 1/2 >= scale, because E(n_T - 1/2) >= 1/2. This leaves more
-proposals to step 2 below: 2 % at sigma = 100, and a third at sigma = 3.
+proposals to step 2 below: 2 % at sigma = 100, and a quarter at sigma = 3.
 
 **Deciding without rounding.** Accepting with probability alpha means: a uniform variate Y on [0, 1)
 is below alpha. The 21 bits v are the first bits of Y; more are drawn when they are needed.

@@ -71,9 +71,9 @@ below sigma / sqrt(2), three not below sigma. For q = exp(-pi^2 sigma^2) <= 1/10
 are together within exp(4 q); and lambda_(n'-1) + 4 q <= lambda_(n'), by the formula of
 `log_ratio_bound`. In the end the law of R_t^(0) is that of y_t. QED.
 
-*Gaps.* `summed_gap` for each sum; for each stream that is shown and each of its rounds
-`discretisation_gap(d, sigma sqrt((n' - 1) / n'))`, and 2 d lambda_n for each round. If the choices
-of lost members do not depend on the sums, theorem 1 for the others is enough.
+*Gaps.* Each sum has its `summed_gap`, and each stream that is shown has `shown_gap` in each of its
+rounds. The d lambda_n of theorem 2 are in `summed_gap`, once for each round. If it does not follow
+from the sums who is lost, theorem 1 for the others is enough.
 
 *BLT.* Each member would truncate states of its own, M of them in each sum. What truncation may move
 (`flwr_privacy.central_dp.correlated.stream.margin`) grows with M, and no margin is proven for that.
@@ -81,18 +81,20 @@ So a `BufferedToeplitzFactor` is refused. The tree leaves more noise than one st
 saves, and is refused too.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, ProtocolError, check_integer, check_number
-from flwr_privacy.privacy.distributed_noise import SMALLEST_SHARE
-from flwr_privacy.privacy.noise import discrete_gaussian_around
+from flwr_privacy.privacy.distributed_noise import MOST_PARTIES, SMALLEST_SHARE
+from flwr_privacy.privacy.noise import discrete_gaussian_around, discretisation_gap
 from flwr_privacy.privacy.randomness import SecureRandom
 
 from .factors import FRACTION_BITS, ToeplitzFactor
 from .stream import ToeplitzStream, largest_sigma
 
-__all__ = ["MemberStream"]
+__all__ = ["MemberStream", "shown_gap"]
 
 _LARGEST_NOISE = 2**37  # the weighted sum of values below it stays below 2^60 lattice steps
 
@@ -189,3 +191,33 @@ class MemberStream(ToeplitzStream):
             raise OverflowError("the noise of a member leaves 37 bits")
         self._keep(noise)
         return noise
+
+
+def shown_gap(dimension: int, sigma: float, members: int) -> float:
+    """Return the epsilon by which a stream that is shown exceeds that of continuous noise.
+
+    It is added to each round of the stream, beside
+    `flwr_privacy.privacy.distributed_noise.summed_gap` of the sum: by theorem 2 in the module's
+    text, for a member that the server may have lost, or corrupted, because of what the sums were.
+
+    Parameters
+    ----------
+    dimension : int
+        Number of coordinates, d.
+    sigma : float
+        Parameter of a member's noise in grid steps, at least ``4 * sqrt(n / (n - 1))``.
+    members : int
+        Number n of members in the sums before it is shown, the member included, >= 2.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a parameter is out of range.
+
+    Examples
+    --------
+    >>> f"{shown_gap(50_000, 2.0**18, 6):.1g}"
+    '6e-09'
+    """
+    check_integer("members", members, minimum=2, maximum=MOST_PARTIES)
+    return discretisation_gap(dimension, sigma * math.sqrt((members - 1) / members))

@@ -18,7 +18,7 @@ from flwr_privacy.central_dp.correlated.factors import (
     ToeplitzFactor,
     TreeFactor,
 )
-from flwr_privacy.central_dp.correlated.member_stream import MemberStream
+from flwr_privacy.central_dp.correlated.member_stream import MemberStream, shown_gap
 from flwr_privacy.central_dp.correlated.options import BandedMF
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.distributed_noise import log_ratio_bound, summed_gap
@@ -260,8 +260,7 @@ def test_a_loss_that_follows_from_the_sum_costs_as_if_it_had_been_there_before(s
     """One round, two members; one of them is shown if the sum is large, and not otherwise."""
     sigma, members, k = 6.0, 2, np.arange(-90, 91)
     one = gaussian(k, sigma, 0.0)
-    gap = summed_gap(1, sigma, members) + discretisation_gap(1, sigma / math.sqrt(2))
-    gap += 2 * log_ratio_bound(sigma, members)
+    gap = summed_gap(1, sigma, members) + shown_gap(1, sigma, members)
     sums = np.arange(-90, 91)[:, np.newaxis]
     laws = [one * gaussian(sums - x - k, sigma, 0.0) for x in (shift, 0)]
     here, there = (
@@ -276,6 +275,30 @@ def test_a_loss_that_follows_from_the_sum_costs_as_if_it_had_been_there_before(s
             bare = np.maximum(p - math.exp(epsilon) * q, 0).sum()
             costs.append(bare / delta_of(shift, sigma * math.sqrt(2), epsilon))
     assert max(costs) > 1.1  # it does cost more than if nobody could be lost
+
+
+def test_the_gap_of_a_stream_that_is_shown() -> None:
+    assert shown_gap(10, 8.0, 2) == pytest.approx(discretisation_gap(10, 32**0.5), rel=1e-12)
+    assert shown_gap(10, 8.0, 10**9) == pytest.approx(discretisation_gap(10, 8.0), rel=1e-8)
+    for members, sigma, name in ((1, 8.0, "members = 1"), (2, 5.6, r"sigma = 3\.9")):
+        with pytest.raises(InvalidParameterError, match=name):
+            shown_gap(10, sigma, members)
+
+
+def test_the_steps_of_the_second_proof_lose_no_more_than_one_member_does() -> None:
+    """The four partition functions, and what the bound grows by with a member more."""
+    for sigma in (0.75, 1.0, 2.0, 3.0):
+        q = math.exp(-((math.pi * sigma) ** 2))
+        assert q <= 0.1
+        for n in (2, 3, 10):
+            sigmas = (1.0, math.sqrt(n - 1), math.sqrt(n), math.sqrt((n - 1) / n))
+            errors = [
+                2 * sum(math.exp(-2 * (math.pi * s * sigma * j) ** 2) for j in range(1, 9))
+                for s in sigmas
+            ]
+            assert sum(-math.log1p(-error) for error in errors) <= 4 * q
+            grown = log_ratio_bound(sigma, n) - log_ratio_bound(sigma, n - 1)
+            assert grown >= 4 * q * (1 - 1e-12)
 
 
 def test_noise_that_would_leave_the_lattice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,6 +285,20 @@ def test_a_tail_leaves_room_for_the_centre(monkeypatch):
         table._tail(zeros, negative=False)
 
 
+@pytest.mark.parametrize(("sigma", "most"), [(3.0, 0.25), (100.0, 0.02), (1e5, 0.012)])
+def test_few_proposals_around_fractions_are_left_to_floats(sigma, most, monkeypatch):
+    table, size, left = RejectionSampler(_Gaussian(sigma), 16), 100_000, []
+    decide = table._reject
+
+    def counted(places, *others):
+        left.append(places.size)
+        return decide(places, *others)
+
+    monkeypatch.setattr(table, "_reject", counted)
+    table.sample(size, SecureRandom.insecure(8), drawn_centres(table, size))
+    assert left[0] < most * size
+
+
 def test_exp_in_float64_keeps_the_stated_error():
     draws = np.random.default_rng(0)
     energies = np.concatenate(
