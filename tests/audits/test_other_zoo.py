@@ -88,7 +88,7 @@ _each = participants.each_by_itself
 
 def without_a_factor(patch: pytest.MonkeyPatch) -> None:
     """Forget the noise of earlier rounds: each round gets z."""
-    patch.setattr(stream._ToeplitzStream, "_next", _independent)
+    patch.setattr(stream.ToeplitzStream, "_next", _independent)
 
 
 def _independent(self: Any, sigma: float, random: SecureRandom) -> np.ndarray:
@@ -97,7 +97,7 @@ def _independent(self: Any, sigma: float, random: SecureRandom) -> np.ndarray:
 
 def factor_twice(patch: pytest.MonkeyPatch) -> None:
     """Divide by the factor, and by the factor again."""
-    once = stream._ToeplitzStream._next
+    once = stream.ToeplitzStream._next
 
     def twice(self: Any, sigma: float, random: SecureRandom) -> np.ndarray:
         if not hasattr(self, "again"):
@@ -108,19 +108,19 @@ def factor_twice(patch: pytest.MonkeyPatch) -> None:
             inner.setattr(stream, "discrete_gaussian", lambda *_: first * stream._ONE)
             return once(self.again, sigma, random)
 
-    patch.setattr(stream._ToeplitzStream, "_next", twice)
+    patch.setattr(stream.ToeplitzStream, "_next", twice)
 
 
 def state_lost_once(patch: pytest.MonkeyPatch) -> None:
     """Begin anew in the middle, as after a crash without a checkpoint."""
-    real = stream._ToeplitzStream._next
+    real = stream.ToeplitzStream._next
 
     def forgetful(self: Any, sigma: float, random: SecureRandom) -> np.ndarray:
         if self.drawn == 5:
             self._last = []
         return real(self, sigma, random)
 
-    patch.setattr(stream._ToeplitzStream, "_next", forgetful)
+    patch.setattr(stream.ToeplitzStream, "_next", forgetful)
 
 
 def drawn_from_one_round(patch: pytest.MonkeyPatch) -> None:
