@@ -52,12 +52,13 @@ block costs what it would have cost with these b members from the beginning, up 
 
 *Proof.* Fix the data and all that is seen: the sums y, the choices, the streams that are shown. The
 choices follow from what was seen before, so the probability of it all is that of streams which
-agree with it. For each round t let U_t^(k) = (C w)_t for the k-th stream w that is shown and goes
-as far as t, and R_t^(k) = (C (y - x))_t - U_t^(1) - ... - U_t^(k). Sum over the streams that are
-never shown, from the last round to the first. By theorem 1, round t gives, up to
-exp(lambda_b), the product of the laws of all U_t^(k) and of the last R_t: each a discrete Gaussian
-around 0 on shifted integers, of parameter sigma, and of sigma sqrt(b). Now take the streams that
-are shown in turns, the last one first. With n' members left when it was shown, U = U_t^(k) and
+agree with it. Look at round t. A stream w that was shown before t is known there: let it be 0 from
+t on, and R_t^(0) be (C (y - x))_t less the (C w)_t of all these. Let U_t^(k) = (C w)_t for the k-th
+stream that is shown after round t, or later, and R_t^(k) = R_t^(0) - U_t^(1) - ... - U_t^(k). Sum
+over the streams that are never shown, from the last round to the first. By theorem 1, round t
+gives, up to exp(lambda_b), the product of the laws of all U_t^(k) and of the last R_t: each a
+discrete Gaussian around 0 on shifted integers, of parameter sigma, and of sigma sqrt(b). Now take
+these streams in turns, the last one first. With n' members left when it was shown, U = U_t^(k) and
 R = R_t^(k-1),
 
     U^2 + (R - U)^2 / (n' - 1) = R^2 / n' + (U - R / n')^2 n' / (n' - 1).
@@ -77,8 +78,8 @@ from the sums who is lost, theorem 1 for the others is enough.
 
 *BLT.* Each member would truncate states of its own, M of them in each sum. What truncation may move
 (`flwr_privacy.central_dp.correlated.stream.margin`) grows with M, and no margin is proven for that.
-So a `BufferedToeplitzFactor` is refused. The tree leaves more noise than one stream of a member
-saves, and is refused too.
+So a `BufferedToeplitzFactor` is refused. The tree's noise is of integers and needs no such stream;
+it leaves twice the noise of ten bands (docs/noise-in-shares.md), and is refused, too.
 """
 
 import math
@@ -144,8 +145,8 @@ class MemberStream(ToeplitzStream):
             raise InvalidParameterError(
                 "factor",
                 type(factor).__name__,
-                "a ToeplitzFactor: for states that every member truncates there is no margin, and "
-                "the tree saves nothing",
+                "a ToeplitzFactor: for states that every member truncates no margin is proven, and "
+                "a tree saves little",
             )
         super().__init__(factor, check_integer("size", size, minimum=0))
         self._largest = largest_sigma(factor)
