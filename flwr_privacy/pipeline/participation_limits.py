@@ -122,6 +122,10 @@ def participation(
 ) -> int:
     """Return the number of a client's next participation, from 1; call it under the ledger's lock.
 
+    Participations are charged in the order of their rounds. So what the k-th one adds to the joint
+    sensitivity bounds what it costs, also where the noise of a later block is another one: within a
+    block the members see to it that it stays the same.
+
     Raises
     ------
     DeclinedError
@@ -144,9 +148,9 @@ def participation(
             "the ledger has charges of this experiment that this client has not noted: how far "
             "apart they are is not known"
         )
-    for earlier in made:
-        if abs(question.server_round - earlier) < limit.separation:
-            raise _too_early(question.server_round, earlier, limit)
+    last = max(made, default=None)
+    if last is not None and question.server_round < last + limit.separation:
+        raise _too_early(question.server_round, last, limit)
     if count >= limit.most:
         raise _too_many(limit)
     return count + 1

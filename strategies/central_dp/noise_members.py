@@ -99,4 +99,4 @@ class NoiseMembers:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.names = list(state["members"])
+        self.names = list(state.get("members", []))

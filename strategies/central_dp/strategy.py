@@ -495,4 +495,4 @@ class CentralDP(SchemeStrategy):
         self.clipping_norm = state["clipping_norm"]
         self._participants.load(state["participants"], self.releases)
         self._correlated_state = state["correlated"]
-        self._members.load(state["committee"])
+        self._members.load(state.get("committee", {}))  # older checkpoints have none

@@ -110,14 +110,14 @@ def test_a_fifth_of_those_who_may_be_members_counts_as_colluding(tmp_path: Path)
 
 def test_a_client_takes_part_as_seldom_as_it_was_told_first(client: Node) -> None:
     client.ask(5)
-    for server_round in (2, 5, 6, 8):
-        with pytest.raises(DeclinedError, match=f"round {server_round} is too early|answered"):
+    for server_round in (1, 2, 5, 6, 8):
+        with pytest.raises(DeclinedError, match=f"round {server_round} is too early"):
             client.ask(server_round, request=1)
-    for server_round in (1, 9, 13, 17):
+    for server_round in (9, 13, 17):
         client.ask(server_round)
     with pytest.raises(DeclinedError, match="the correlated noise is for 20 rounds"):
         client.ask(21)
-    assert client.trained == 5 == len(charges(client))
+    assert client.trained == 4 == len(charges(client))
 
 
 def test_more_participations_than_planned_are_declined(client: Node) -> None:

@@ -1,7 +1,7 @@
-"""Counts what correlated noise in shares would cost and gain, and checks its secrecy exactly.
+"""Counts what correlated noise in shares costs and gains, and checks its secrecy exactly.
 
-A design, not a scheme: `docs/noise-in-shares.md`. Each member of a committee adds a stream of
-correlated noise of its own to the secure sums of a training. The tables of that page come from
+Each member of a committee adds a stream of correlated noise of its own to the secure sums of a
+training (`docs/noise-in-shares.md`). The tables of that page come from
 ``python -m flwr_privacy.simulations.research.central_dp.noise_committee``.
 """
 
@@ -20,6 +20,7 @@ from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.central_dp.terms import SHARE_REACH
 from flwr_privacy.coding.packing import packed_bytes
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.privacy.distributed_noise import honest_members
 from flwr_privacy.secure_sum.settings import SecureSum
 
 __all__ = [
@@ -51,19 +52,19 @@ View = tuple[tuple[int, ...], ...]
 
 
 class Committee(NamedTuple):
-    """A committee of which a fifth colludes, at least one, and of which as many may be lost."""
+    """A committee of which a fifth colludes, at least one, and all of which are in every sum."""
 
     members: int
 
     @property
     def colluders(self) -> int:
         """Members that tell the server their streams."""
-        return max(1, self.members // 5)
+        return self.members - self.honest
 
     @property
     def honest(self) -> int:
-        """Least number of honest members in a sum, h: the noise is divided by its root."""
-        return self.members - 2 * self.colluders
+        """Number of honest members in a sum, h: the noise is divided by its root."""
+        return honest_members(self.members)
 
 
 class Cost(NamedTuple):
@@ -85,15 +86,16 @@ class Opened(NamedTuple):
     members: Collection[int]
 
 
-def _plan(correlated: CorrelatedNoise | None = None) -> CentralDPNoisePlan:
+def _plan(correlated: CorrelatedNoise | None = None, *, members: int = 0) -> CentralDPNoisePlan:
     return CentralDPNoisePlan(
-        noise="server" if correlated else "distributed",
+        noise="server" if correlated and not members else "distributed",
         sampling="balanced",
         epsilon=8.0,
         delta=1e-5,
         rounds=ROUNDS,
         q=0.1,
         correlated=correlated,
+        members=members,
     )
 
 
@@ -113,18 +115,17 @@ def today_cost(clients: int) -> Cost:
 def committee_cost(clients: int, committee: Committee) -> Cost:
     """Return the cost of a committee beside the clients, all in one sum with complete masks.
 
-    The modulus holds the clipped codes of all clients, and twelve standard deviations of what each
-    member adds. Members get a digest of 32 bytes in place of the model.
+    All vectors have one bound: the modulus holds, for every client and member, twelve standard
+    deviations of what a member adds. Members get the model too.
     """
-    plan, factor = _banded()
-    growth = float(np.linalg.norm(inverse_column(factor, ROUNDS)))  # of w against z
-    sigma = plan.noise_multiplier * _SENSITIVITY * growth / math.sqrt(committee.honest)
-    largest = math.ceil(SHARE_REACH * sigma * STEPS)
-    bits = (2 * (clients * STEPS + committee.members * largest)).bit_length()
-    shares = PEER * (clients + committee.members - 1)
-    up, down, member_down = packed_bytes(ENTRIES, bits) + shares, MODEL + shares, 32 + shares
-    server = clients * (up + down) + committee.members * (up + member_down)
-    return Cost(bits, up, down, up, member_down, server)
+    plan = _plan(BandedMF(), members=committee.members)
+    names = [str(member) for member in range(committee.members)]
+    limit = plan.terms(1.0, members=names, block=1).code_limit()
+    nodes = clients + committee.members
+    bits = SecureSum().bounds(nodes, code_limit=limit, largest_weight=1).modulus_bits
+    shares = PEER * (nodes - 1)
+    up, down = packed_bytes(ENTRIES, bits) + shares, MODEL + shares
+    return Cost(bits, up, down, up, down, nodes * (up + down))
 
 
 def reshared_cost(clients: int) -> Cost:
@@ -158,15 +159,15 @@ def restarted_multiplier(every: int) -> float:
     return plan.noise_multiplier * math.sqrt(mean / ((ROUNDS + 1) / 2))
 
 
-def rounds_until_lost(members: int, allowed: int) -> float:
-    """Return the expected rounds until more than `allowed` members were lost, 1 % in each round.
+def rounds_until_lost(members: int) -> float:
+    """Return the expected rounds until a member is lost, 1 % of them in each round.
 
     Examples
     --------
-    >>> [round(rounds_until_lost(5, allowed)) for allowed in (0, 1)]
-    [20, 45]
+    >>> round(rounds_until_lost(5))
+    20
     """
-    return sum(1 / (_LOSS * (members - lost)) for lost in range(allowed + 1))
+    return 1 / (_LOSS * members)
 
 
 def view_law(
@@ -274,13 +275,11 @@ def tables(write: Callable[[str], object] = print) -> None:
         multipliers[name] = banded.noise_multiplier, restarted_multiplier(every)
     for name, (z, effective) in multipliers.items():
         write(f"| {name} | {z:.2f} | {effective:.2f} | {effective / today:.2f} |")
-    heads = "M | c | may be lost | h | needed | all there | restart after | if all are needed"
-    write(f"\n| {heads} |\n|---|---|---|---|---|---|---|---|")
+    write("\n| M | c | h | effective | a member is lost after |\n|---|---|---|---|---|")
     for committee in map(Committee, (5, 10, 20)):
         size, c, h = committee.members, committee.colluders, committee.honest
-        noise = banded.effective_multiplier * math.sqrt(size / h)
-        lasting = " | ".join(f"{rounds_until_lost(size, allowed):.0f}" for allowed in (c, 0))
-        write(f"| {size} | {c} | {c} | {h} | {h + c} | {noise:.2f} | {lasting} |")
+        noise = _plan(BandedMF(), members=size).effective_multiplier
+        write(f"| {size} | {c} | {h} | {noise:.2f} | {rounds_until_lost(size):.0f} |")
     heads = "bits | client up | client down | member up | member down | server | to today's"
     write(f"\n| m | | {heads} |\n|---|---|---|---|---|---|---|---|---|")
     for clients in (20, 100):

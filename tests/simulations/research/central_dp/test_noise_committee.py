@@ -174,11 +174,11 @@ def test_new_streams_cost_no_privacy(cut: int) -> None:
 
 def test_committees() -> None:
     assert [(c.colluders, c.honest) for c in map(Committee, (5, 10, 20))] == [
-        (1, 3),
-        (2, 6),
-        (4, 12),
+        (1, 4),
+        (2, 8),
+        (4, 16),
     ]
-    assert rounds_until_lost(10, 2) == pytest.approx(100 * (1 / 10 + 1 / 9 + 1 / 8))
+    assert rounds_until_lost(10) == pytest.approx(10)
 
 
 def test_cost_is_that_by_hand() -> None:
@@ -187,17 +187,17 @@ def test_cost_is_that_by_hand() -> None:
     now = today_cost(20)
     assert now[:3] == (28, values + 2_964, model + 2_964)
     assert now.server == 20 * (values + model + 2 * 2_964)
-    # 2 * (20 * 2^18 + 5 * 12 * 1.2033 * 2 * 2.9619 / sqrt(3) * 2^18) = 1.40e8 < 2^28.
-    cost = committee_cost(20, Committee(5))
-    assert cost[:5] == (28, values + 3_744, model + 3_744, values + 3_744, 32 + 3_744)
-    assert cost.server == 20 * (values + model + 2 * 3_744) + 5 * (values + 32 + 2 * 3_744)
+    # 2 * 25 * 12 * 1.2033 * 2 * 2.9619 / sqrt(4) * 2^18 = 5.61e8 < 2^30.
+    cost, values = committee_cost(20, Committee(5)), 191_258
+    assert cost[:5] == (30, values + 3_744, model + 3_744, values + 3_744, model + 3_744)
+    assert cost.server == 25 * (values + model + 2 * 3_744)
 
 
 def test_the_page_has_what_is_printed() -> None:
     lines: list[str] = []
     tables(lines.append)
     page = (ROOT / "docs" / "noise-in-shares.md").read_text()
-    assert "| 20 | (B), M = 5 | 28 | 182 | 208 | 182 | 4 | 8,730 | 1.00, 1.12 |" in lines
+    assert "| 20 | (B), M = 5 | 30 | 195 | 208 | 195 | 208 | 10,069 | 1.07, 1.30 |" in lines
     printed = [line for line in "\n".join(lines).splitlines() if line.startswith("|")]
     assert not [line for line in printed if line not in page.splitlines()]
 
