@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def checked_keywords(cls: type[T]) -> type[T]:
 
 
 def check_options(cls: type, options: Any, *names: str) -> None:
-    """Refuse values that are not of a dataclass that their field takes.
+    """Refuse values that are not of a dataclass that their field takes, and no word of it.
 
     Parameters
     ----------
@@ -79,9 +79,12 @@ def check_options(cls: type, options: Any, *names: str) -> None:
     for name in names:
         kinds, value = list(_dataclasses(hints[name])), getattr(options, name)
         allowed = [f"{kind.__name__}(...)" for kind in kinds]
-        if type(None) in get_args(hints[name]):
+        parts = get_args(hints[name])
+        words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+        allowed += map(repr, words)
+        if type(None) in parts:
             kinds, allowed = [*kinds, type(None)], [*allowed, "None"]
-        if not isinstance(value, tuple(kinds)):
+        if not isinstance(value, tuple(kinds)) and value not in words:
             raise InvalidParameterError(name, value, " or ".join(allowed))
 
 

@@ -189,7 +189,7 @@ def _sigma(private: bool) -> float:
         q=work.COHORT / work.CLIENTS,
     )
     return schedule.update_noise_multiplier * sensitivity(
-        work.CLIPPING_NORM, noise="server", sampling="fixed"
+        work.CLIPPING_NORM, neighbours=schedule.relation
     )
 
 

@@ -142,9 +142,9 @@ def _committee(members: int) -> list[str]:
 def _rests(plan: CentralDPNoisePlan) -> str:
     """Return what the cost of correlated noise holds for."""
     return (
-        f"the noise of the {plan.rounds} rounds is correlated: a client takes part in at most "
-        f"{plan.releases} of them, at least {plan.separation} apart, which the server keeps to and "
-        "each client checks"
+        f"the noise of the {plan.rounds} rounds is correlated ({type(plan.correlated).__name__}): "
+        f"a client takes part in at most {plan.releases} of them, at least {plan.separation} "
+        "apart, which the server keeps to and each client checks"
     )
 
 

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from flwr_privacy.central_dp.correlated.options import BandedMF, CorrelatedNoise
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.keywords import checked_keywords
+from flwr_privacy.keywords import check_options, checked_keywords
 from flwr_privacy.privacy.adaptive_clipping import LARGEST_SHARE, next_clipping_norm
 from flwr_privacy.privacy.cohorts import CYCLIC_POISSON
 
@@ -14,7 +14,17 @@ from .joint_cost import unproven
 from .plan import GROUPS, CentralDPNoisePlan
 from .sensitivity import DISTRIBUTED, SERVER, relation, sensitivity
 
-__all__ = ["AdaptiveClipping", "CentralNoise", "DistributedNoise", "NoiseCommittee", "ServerNoise"]
+__all__ = [
+    "AUTO",
+    "AdaptiveClipping",
+    "CentralNoise",
+    "DistributedNoise",
+    "NoiseCommittee",
+    "ServerNoise",
+]
+
+AUTO: Final = "auto"
+"""In place of a factor, where the plan is to decide."""
 
 
 @checked_keywords
@@ -103,7 +113,7 @@ class CentralNoise:
         evaluation_share: float = 0.0,
         evaluations: int = 0,
     ) -> CentralDPNoisePlan:
-        """Return the noise of a training."""
+        """Return the noise of a training, independent where `choose` is still to decide."""
         return CentralDPNoisePlan(
             noise=self.noise,
             sampling=self.sampling,
@@ -190,10 +200,12 @@ class ServerNoise(CentralNoise):
     neighbours : {"replace_one", "add_remove", "zero_out"}, optional
         As in `DistributedNoise`; with Poisson samples, which are secret here, the default is
         ``add_remove``, and replaced data have no guarantee of their own.
-    correlated : BandedMF, BLT or TreeNoise, optional
+    correlated : BandedMF, BLT, TreeNoise, "auto" or None, default "auto"
         Noise that partly cancels that of earlier rounds, with ``balanced`` cohorts, or `BandedMF`
-        with ``cyclic_poisson``: see `flwr_privacy.central_dp.correlated`. By default each round has
-        noise of its own.
+        with ``cyclic_poisson``: see `flwr_privacy.central_dp.correlated`. With None each round has
+        noise of its own. By default `flwr_privacy.central_dp.choice.choose` decides by the plan and
+        the model, the log and the forecast say how, and a resumed training keeps to it: correlated
+        where that is at least 5 % less noise for the same budget, adversary and neighbours.
     groups : int, optional
         Number of groups that take turns, with ``sampling="cyclic_poisson"``; by default 4, or as
         many as there are cohorts if that is less.
@@ -207,18 +219,21 @@ class ServerNoise(CentralNoise):
     """
 
     noise = SERVER
-    correlated: CorrelatedNoise | None = None
+    correlated: CorrelatedNoise | Literal["auto"] | None = AUTO
     groups: int | None = None
     insecure_seed: int | None = None
 
     def __post_init__(self) -> None:
+        check_options(ServerNoise, self, "correlated")
         super().__post_init__()
-        if self.sampling == CYCLIC_POISSON and self.correlated is not None:
-            bands = self.correlated.bands if isinstance(self.correlated, BandedMF) else math.inf
+        given = None if self.correlated == AUTO else self.correlated
+        if self.sampling == CYCLIC_POISSON and given is not None:
+            bands = given.bands if isinstance(given, BandedMF) else math.inf
             if (bands or 1) > (self.groups or GROUPS):
-                raise unproven(self.correlated, self.groups or GROUPS)
+                raise unproven(given, self.groups or GROUPS)
         if self.insecure_seed is not None:
             check_integer("insecure_seed", self.insecure_seed, minimum=0)
 
     def _rounds(self) -> dict[str, Any]:
-        return {"correlated": self.correlated, "groups": self.groups}
+        correlated = None if self.correlated == AUTO else self.correlated
+        return {"correlated": correlated, "groups": self.groups}

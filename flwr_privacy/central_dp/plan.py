@@ -376,6 +376,15 @@ class CentralDPNoisePlan:
             error *= math.sqrt(self.members / honest_members(self.members))
         return self.update_noise_multiplier * error
 
+    def text(self) -> str:
+        """Return how the noise of the rounds goes together, and what that is worth."""
+        if self.correlated is None:
+            return "the noise of the rounds is independent"
+        return (
+            f"the noise of the rounds is correlated ({type(self.correlated).__name__}): the models "
+            f"have the error of independent noise of multiplier {self.effective_multiplier:.6g}"
+        )
+
     def state(self) -> dict[str, Any]:
         """Return everything that the plan was made of, as plain values.
 

@@ -46,6 +46,8 @@ class Forecast:
         know.
     remedies : tuple of str
         What would help besides more clients, as options of the strategy.
+    what : str, default "noise"
+        What the noise is called, if there is more to say.
 
     Examples
     --------
@@ -64,6 +66,7 @@ of 8 clients a round can be: expect chance accuracy; at least 130 clients a roun
     own_noise: bool
     per_record: bool = False
     remedies: tuple[str, ...] = ()
+    what: str = "noise"
 
     def __post_init__(self) -> None:
         check_number("ratio", self.ratio, minimum=0)
@@ -95,8 +98,8 @@ of 8 clients a round can be: expect chance accuracy; at least 130 clients a roun
                 f"client has at least {learns:,} records; below {chance:,} expect chance accuracy"
             )
         compared = (
-            f"forecast: over the training the noise in {self.weights} weights is {self.total:.2g} "
-            f"times as long as all clipped updates of {who} can be"
+            f"forecast: over the training the {self.what} in {self.weights} weights is "
+            f"{self.total:.2g} times as long as all clipped updates of {who} can be"
         )
         if not self.warns:
             return f"{compared}: the model can learn"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flwr_privacy.accounting import ACCOUNTANTS, Charge, spent, supports
 from flwr_privacy.acfl.plan import ACFLPlan
 from flwr_privacy.acfl.terms import RECORD
+from flwr_privacy.central_dp.sensitivity import SERVER
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.m2fdp.tree.exchanges import boundary_tier
@@ -62,7 +63,9 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
     if isinstance(strategy, CentralDP):
         # As the strategy asks so many of its clients: rounded down, and one at least.
         evaluating = max(1, math.floor(clients * strategy.fraction_evaluate + 1e-9)) / clients
-        central = strategy.budget.plan_of(rounds=rounds, q=q, evaluation_q=evaluating)
+        arrays = {name: array.numpy() for name, array in initial_arrays(settings).items()}
+        choice = strategy.budget.choice_of(arrays, rounds=rounds, q=q, evaluation_q=evaluating)
+        central = choice.plan
         evaluation = None
         if central.evaluations:
             evaluation = Charge(
@@ -72,12 +75,7 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
             )
         trainings = Counter(central.charge(1 + made) for made in range(central.releases))
         costs = [("train", charge, times) for charge, times in trainings.items()]
-        note = ""
-        if central.correlated is not None:
-            note = (
-                "the noise of the rounds is correlated: the models have the error of independent "
-                f"noise of multiplier {central.effective_multiplier:.6g}"
-            )
+        note = choice.text if central.noise == SERVER else ""
         return list(_alike([*costs, ("evaluate", evaluation, central.evaluations)], note=note))
     if isinstance(strategy, ACFL) and strategy.privacy.noise == RECORD:
         model = next(iter(initial_arrays(settings).values())).numpy()

@@ -18,6 +18,7 @@ from flwr_privacy.acfl.options import (
 )
 from flwr_privacy.central_dp.correlated.options import BLT, BandedMF, TreeNoise
 from flwr_privacy.central_dp.options import (
+    AUTO,
     AdaptiveClipping,
     DistributedNoise,
     NoiseCommittee,
@@ -80,12 +81,15 @@ class Choice:
         The kinds by that key's values.
     required : str
         What to say where the key is missing and has no default.
+    words : tuple of (str, Any)
+        Values of the key that make no object, and what the field is then.
     """
 
     field: str
     key: str
     kinds: dict[str, Any]
     required: str = ""
+    words: tuple[tuple[str, Any], ...] = ()
 
     def usual(self, kind: type) -> str | None:
         """Return which kind of object the field of a class has by default, if there is one."""
@@ -121,7 +125,12 @@ _CHOICES = (
         "(the paper's noise) or unit=none",
     ),
     Choice("privacy", "noise", {"distributed": DistributedNoise, "server": ServerNoise}),
-    Choice("correlated", "correlated", {kind.name: kind for kind in (BandedMF, BLT, TreeNoise)}),
+    Choice(
+        "correlated",
+        "correlated",
+        {kind.name: kind for kind in (BandedMF, BLT, TreeNoise)},
+        words=((AUTO, AUTO), ("none", None)),
+    ),
     Choice("committee", "", {"": NoiseCommittee}),
     Choice("data", "", {"": ColumnFeatures}),
     Choice("coding", "", {"": LagrangeCoding}),
@@ -248,7 +257,11 @@ def _options(kind: type, given: dict[str, Any]) -> dict[str, Any]:
             continue
         if value is None:
             raise InvalidParameterError(choice.key, None, choice.required)
-        option = choice.kinds[check_choice(choice.key, value, choice.kinds)]
+        words = dict(choice.words)
+        if check_choice(choice.key, value, {**choice.kinds, **words}) in words:
+            chosen[name] = words[value]
+            continue
+        option = choice.kinds[value]
         optional = not choice.key and _field(kind, name).default is None
         if optional and given.keys().isdisjoint(flat_keys(option)):
             continue

@@ -1,12 +1,14 @@
 """Plans the budget of a training under central DP, and counts what it has cost each client."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
+from flwr_privacy.central_dp.choice import CANDIDATES, NoiseChoice, choose
+from flwr_privacy.central_dp.options import AUTO, AdaptiveClipping, DistributedNoise, ServerNoise
 from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, SERVER, amplified
 from flwr_privacy.central_dp.terms import CentralDPTerms
@@ -16,13 +18,21 @@ from flwr_privacy.evaluation.plan import planned_terms
 from flwr_privacy.privacy.card import CardRelease
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.udp import participations
+from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.message import TRAIN
 
 from .spent_budgets import participations_of, spent_clients, why_too_few
 
 __all__ = ["PlannedBudget"]
 
+logger = logging.getLogger("flwr.privacy")
+
 _OTHER_VERSIONS = ". Other versions of SciPy or NumPy come to another factor: resume with the same"
+
+_NO_MORE_ROUNDS = (
+    ": their noise is correlated, and further ones are not in what they cost (plan more with "
+    "`rounds`; with correlated=None clients may be asked as long as they have budget left)"
+)
 
 
 class PlannedBudget:
@@ -40,10 +50,14 @@ class PlannedBudget:
         How many honest clients there are in a sum.
     keep_back : sequence of str
         Arrays of which nothing is released.
+    inner : bool
+        Whether another strategy makes the model from the rounds' means.
     rounds : callable
         Returns the rounds over which the budget is spread.
     sample_sizes : callable
         Returns how many clients a round asks, how many an evaluation, and how many there are.
+    model : callable
+        Returns the arrays that are trained.
 
     Attributes
     ----------
@@ -63,16 +77,20 @@ class PlannedBudget:
         evaluation: PrivateEvaluation | None,
         secure_sum: SecureSum | None,
         keep_back: Sequence[str],
+        inner: bool,
         rounds: Callable[[], int],
         sample_sizes: Callable[[], tuple[int, int, int]],
+        model: Callable[[], Arrays],
     ) -> None:
         self._privacy = privacy
         self._clipping = clipping
         self._evaluation = evaluation
         self._secure_sum = secure_sum
         self._keep_back = list(keep_back)
+        self._inner = inner
         self._rounds = rounds
         self._sample_sizes = sample_sizes
+        self._model = model
         self.plan: CentralDPNoisePlan | None = None
         self.population = 0
         self.amplified = amplified(privacy.noise, privacy.sampling)
@@ -85,15 +103,43 @@ class PlannedBudget:
         """Return the plan; it is made once the number of clients is known."""
         if self.plan is None:
             asked, evaluating, self.population = self._sample_sizes()
-            self.plan = self.plan_of(
+            choice = self.choice_of(
+                self._model(),
                 rounds=self._rounds(),
                 q=min(1.0, asked / self.population),
                 evaluation_q=min(1.0, evaluating / self.population),
             )
+            self.plan = choice.plan
+            if self._privacy.noise == SERVER:
+                logger.info("%s", choice.text)
         return self.plan
 
+    def choice_of(
+        self, model: Arrays, *, rounds: int, q: float, evaluation_q: float = 1.0
+    ) -> NoiseChoice:
+        """Return the noise of a training, with how its rounds go together, and why.
+
+        Parameters
+        ----------
+        model : Mapping of str to ndarray
+            The model that is trained.
+        rounds, q, evaluation_q
+            As in `plan_of`.
+        """
+        plan = self.plan_of(rounds=rounds, q=q, evaluation_q=evaluation_q)
+        if self._privacy.correlated != AUTO:
+            return NoiseChoice(plan=plan, text=plan.text())
+        return choose(
+            plan,
+            model,
+            clipping_norm=self._privacy.clipping_norm,
+            grid_bits=self._privacy.grid_bits,
+            keep_back=self._keep_back,
+            inner=self._inner,
+        )
+
     def plan_of(self, *, rounds: int, q: float, evaluation_q: float = 1.0) -> CentralDPNoisePlan:
-        """Return the noise of a training.
+        """Return the noise of a training, independent where the default decides by the model.
 
         Parameters
         ----------
@@ -182,8 +228,9 @@ class PlannedBudget:
 
     def is_planned(self, server_round: int) -> bool:
         """Tell whether the cost of a round is planned, where rounds cost something together."""
-        together = self.amplified or self._privacy.correlated is not None
-        return not together or self.plan is None or server_round <= self.plan.rounds
+        if self.plan is None or not (self.amplified or self.plan.correlated is not None):
+            return True
+        return server_round <= self.plan.rounds
 
     def spent(self, releases: Sequence[CardRelease]) -> set[str]:
         """Return the clients that were charged as often as their budget allows."""
@@ -209,7 +256,8 @@ class PlannedBudget:
             return ""
         last = max((r.server_round for r in releases if r.phase == TRAIN), default=0)
         if not self.is_planned(last + 1):
-            return f"the {self.plan.rounds} rounds that the budget is for are over"
+            over = f"the {self.plan.rounds} rounds that the budget is for are over"
+            return over if self.plan.correlated is None else over + _NO_MORE_ROUNDS
         if self.amplified:
             return ""
         needed = 1 if self._secure_sum is None else self._secure_sum.threshold or 2
@@ -242,6 +290,9 @@ class PlannedBudget:
         """
         made = state["plan"] or {}
         plan = self.plan_of(rounds=self._rounds(), q=made.get("q", 1.0))
+        if self._privacy.correlated == AUTO:  # what was chosen at the start stays
+            chosen = {repr(candidate): candidate for candidate in CANDIDATES}
+            plan = replace(plan, correlated=chosen.get(made.get("correlated", "")))
         mine = {**plan.state(), **self.state()["clipping"]}
         theirs = {**made, **state["clipping"]}
         for key, value in mine.items():

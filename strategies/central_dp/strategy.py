@@ -185,8 +185,10 @@ class CentralDP(SchemeStrategy):
             evaluation=self.evaluation,
             secure_sum=self.secure_sum,
             keep_back=self.keep_back or (),
+            inner=self.inner is not None,
             rounds=lambda: rounds_of(self.rounds, self.planned_rounds),
             sample_sizes=self._sample_sizes,
+            model=lambda: self._template,
         )
         self.terms: CentralDPTerms | None = None
         self.clipping_norm = self.privacy.clipping_norm
@@ -268,6 +270,9 @@ class CentralDP(SchemeStrategy):
                 clients=clients,
                 rounds=plan.rounds,
                 own_noise=False,
+                what="noise"
+                if plan.correlated is None
+                else f"correlated noise ({type(plan.correlated).__name__})",
             )
 
         instruction = Instruction(
@@ -488,7 +493,8 @@ class CentralDP(SchemeStrategy):
         if self.experiment.lost_rounds and state["correlated"] is not None:
             raise CheckpointError(
                 "the noise of the lost rounds was shown and its state is lost: a training with "
-                "correlated noise cannot go on without it"
+                "correlated noise cannot go on without it (one that has correlated=None from its "
+                "start can)"
             )
         self._insecure |= state["insecure"]
         self._trained = state["trained"]

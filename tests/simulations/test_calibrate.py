@@ -557,3 +557,19 @@ def test_what_a_run_would_refuse_is_refused(
     assert text in done.stderr
     assert not done.stdout
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("correlated=auto", "the noise of the rounds is correlated (BandedMF): the models have"),
+        ("quantile=0.5", "independent: correlated noise needs a clipping norm that does not"),
+        ("correlated=none", "the noise of the rounds is independent\n"),
+    ],
+)
+def test_it_says_how_the_noise_of_rounds_goes_together(
+    option: str, text: str, command: Command
+) -> None:
+    options = ("--rounds", "100", "--fraction", "0.1", "--clients", "200", "--epsilon", "8")
+    out = command("calibrate", "central-dp", *options, "--set", "noise=server", "--set", option)
+    assert text in out.stdout

@@ -89,7 +89,9 @@ def _strategy(part: str, *, sigma: float, virtual: bool) -> Strategy:
     if part == "fedavg":
         return FedAvg(**asked)
     if part == "central-dp":
-        return CentralDP(privacy=ServerNoise(**budget), rounds=work.BUDGETED_ROUNDS, **asked)
+        # As the rivals do: random cohorts, and noise of its own in each round.
+        privacy = ServerNoise(**budget, sampling="fixed", correlated=None)
+        return CentralDP(privacy=privacy, rounds=work.BUDGETED_ROUNDS, **asked)
     if part == "udp":
         return UDP(privacy=UserLevel(**budget), rounds=work.BUDGETED_ROUNDS, **asked)
     if part == "mspdq":

@@ -36,7 +36,8 @@ PINNED: dict[str, tuple[str, ...]] = {
         *("beta", "zeta", "patience", "end", "calibrated", "share", "loss_cap"),
     ),
     "central-dp": (
-        *("noise", *BUDGET, "sampling", "bands", "optimised", "buffers", "groups", "quantile"),
+        *("noise", *BUDGET, "sampling", "correlated", "bands", "optimised", "buffers", "groups"),
+        "quantile",
     ),
     "msp": MIXING,
     "mspdq": (*MIXING, "bits", "mixing_start", "interval", "pi", "c", "bound"),
