@@ -26,6 +26,7 @@ from .quantize import quantize
 from .report import HEADER, Comparison
 from .rounds import cohorts, echo, fedavg, m2fdp, secure_fedavg, udp
 from .secure_sum import secure_sum
+from .simulators.banded import banded_mf
 from .simulators.rows import simulators
 from .single_exchange import imports, single_exchange
 from .stragglers import stragglers
@@ -62,6 +63,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "single-exchange": single_exchange,
     "imports": imports,
     "simulators": simulators,
+    "banded-mf": banded_mf,
 }
 
 

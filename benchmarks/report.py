@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 __all__ = ["HEADER", "Comparison"]
 
-_UNITS = {"s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)), "B": (("MB", 1e6), ("kB", 1e3), ("B", 1))}
+_UNITS = {
+    "s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)),
+    "B": (("MB", 1e6), ("kB", 1e3), ("B", 1)),
+    "1": (("", 1.0),),
+}
 
 HEADER = (
     f"{'what':<44}{'ours':>13}{'rival':>14}{'ratio':>9}  {'target':<14}{'verdict':<8}rival's name"
@@ -25,8 +29,8 @@ class Comparison:
         Who the rival is.
     ours, theirs : sequence of float
         The measurements; less is better.
-    unit : {"s", "B"}
-        Their unit.
+    unit : {"s", "B", "1"}
+        Their unit; "1" for plain numbers.
     at_most : float, optional
         Target of ours divided by theirs.
     at_least : float, optional

@@ -34,6 +34,7 @@ from flwr_privacy.simulations.research.acfl.theory import (
     optimal_second_moment_bound,
     second_moment_bound,
 )
+from flwr_privacy.simulations.research.central_dp import numpy_simulation as central
 from flwr_privacy.simulations.research.fedvs import experiment as vertical
 from flwr_privacy.simulations.research.m2fdp import experiment as tiers
 from flwr_privacy.simulations.research.points import Point, Values
@@ -264,6 +265,12 @@ FUNCTIONS = {
     "acfl-bound": _formula("bound of the squared distance from W*", acfl_bound),
     "acfl-loss": _losses("training loss f(W)", acfl_losses),
     "acfl-excess": _losses("excess training loss f(W) - f(W*)", acfl_excess),
+    "central-dp": Function(
+        measures={"accuracy": "accuracy on test records", "loss": "loss on test records"},
+        of=central.accuracies,
+        seeded=True,
+        check=central.check,
+    ),
     "m2fdp": Function(
         measures={
             "accuracy": "accuracy on test records",

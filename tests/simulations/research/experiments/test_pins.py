@@ -79,6 +79,10 @@ SIMULATED: dict[str, tuple[str, ...]] = {
     "acfl-excess": _LOSSES,
     "fedvs": _COLUMNS,
     "fedvs-binary": _COLUMNS,
+    "central-dp": (
+        *("task", "clients", "per_round", "trainings", "noise", "epsilon", "delta"),
+        *("clipping_norm", "epochs", "batch_size", "learning_rate"),
+    ),
     "m2fdp-control": ("normalise", "nu", "active_tiers", "sampling_rate"),
 }
 """By function, keys of its points."""
