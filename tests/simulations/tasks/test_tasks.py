@@ -423,3 +423,12 @@ def federated(settings, *, rounds, clients=10, task=DIGITS):
             for name in arrays
         }
     return tasks.evaluate_server(task, settings, arrays)["accuracy"]
+
+
+def test_a_part_of_a_model_is_trained_and_the_rest_is_that_of_the_seed():
+    start = tasks.initial_arrays(DIGITS, SETTINGS.seed)
+    part = {name: array + 1 for name, array in start.items() if name.startswith("3.")}
+    arrays, _, _ = tasks.train_client(DIGITS, SETTINGS, part, 0, 10, seed=1)
+    for name, array in start.items():
+        assert (arrays[name] == array).all() == (name not in part), name
+    assert tasks.evaluate_client(DIGITS, SETTINGS, part, 0, 10)[1]["loss"] > 0
