@@ -47,6 +47,7 @@ from flwr_privacy.strategies import (
     MSPDQ,
     UDP,
     CentralDP,
+    Discounting,
     FedAvg,
     LoopOptions,
     PrivateEvaluation,
@@ -201,6 +202,20 @@ def test_a_server_optimiser_gets_the_part() -> None:
     result = run_adapted(strategy, adapted_app(FedAvgClient))
     start, moved = network().state_dict(), model_of(result.arrays)
     assert [n for n in moved if (moved[n] != start[n].numpy()).any()] == TRAINED
+
+
+def test_a_validation_on_the_server_sees_the_whole_model() -> None:
+    seen: list[list[str]] = []
+
+    def validation(server_round: int, arrays: ArrayRecord) -> float:
+        seen.append(list(arrays))
+        return 1.0
+
+    schedule = Discounting(validation=validation)
+    strategy = make(UDP, **BUDGET, trainable=PATTERNS, schedule=schedule)
+    run_adapted(strategy, adapted_app(UDPClient))
+    assert seen
+    assert all(names == list(network().state_dict()) for names in seen)
 
 
 @pytest.mark.parametrize("half", [FedAvgClient, UDPClient])
