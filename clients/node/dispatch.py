@@ -17,7 +17,6 @@ from flwr.app import (
     RecordDict,
 )
 
-from flwr_privacy.clients.certificates.frozen_weights import FrozenRequest, asked_frozen
 from flwr_privacy.errors import (
     DataError,
     DeclinedError,
@@ -60,6 +59,8 @@ from .records import RecordArrays, first_array_record, to_record, with_content
 from .rehearsal import rehearsing, trying
 
 if TYPE_CHECKING:
+    from flwr_privacy.clients.certificates.frozen_weights import FrozenRequest
+
     from .secure_sum import SumPlace
 
 __all__ = [
@@ -317,13 +318,16 @@ class _Run:
         context.state = RecordDict()
         return self.app.train(built(self.app, context), _asked(self.message), context)(start)
 
-    def _frozen(self, arrays: Arrays) -> AbstractContextManager[FrozenRequest | None]:
+    def _frozen(self, arrays: Arrays) -> "AbstractContextManager[FrozenRequest | None]":
         """Open the scope of a question with frozen weights; of another one nothing."""
         digest = self.fields.get(FROZEN)
         if digest is None:
             return nullcontext()
         if not isinstance(digest, bytes):
             raise ProtocolError(f"the field '{FROZEN}' is no SHA-256")
+        # Late: most models are trained as a whole.
+        from flwr_privacy.clients.certificates.frozen_weights import FrozenRequest, asked_frozen
+
         return asked_frozen(FrozenRequest(digest, arrays, rehearsed=rehearsing()))
 
     def _record(self, own: Fields) -> ConfigRecord:
