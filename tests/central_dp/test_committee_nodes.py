@@ -16,7 +16,7 @@ from committee import MEMBERS, PLAN, POLICY, SUM, Node, plan_of, terms_of
 from flwr_privacy.accounting import spent
 from flwr_privacy.clients import CentralDPClient
 from flwr_privacy.errors import DeclinedError, InvalidParameterError, LedgerError, ProtocolError
-from flwr_privacy.pipeline import experiment_state
+from flwr_privacy.pipeline import charging, experiment_state
 from flwr_privacy.privacy.failures import FAILED_NAME
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Entry, Ledger
@@ -165,6 +165,24 @@ def test_two_clients_with_one_data_set_do_not_take_part_side_by_side(tmp_path: P
     with pytest.raises(DeclinedError, match="of another factor, or with other limits"):
         other.ask(2)
     one.ask(5)
+
+
+def test_a_client_with_the_same_data_that_is_charged_meanwhile_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = Node(tmp_path), Node(tmp_path, "ward-8")
+    for node in (one, other):
+        node.config |= {"privacy-data-set": "ours", "privacy-state": str(one.folder)}
+    note = charging.intend
+
+    def racing(store: Any, request: Any, limit: Any) -> None:
+        note(store, request, limit)
+        if store.client_id == one.name:
+            other.ask(2)
+
+    monkeypatch.setattr(charging, "intend", racing)
+    with pytest.raises(DeclinedError, match="charges of this experiment that this client has not"):
+        one.ask(1)
 
 
 def test_a_round_that_is_not_charged_is_no_participation(client: Node) -> None:

@@ -29,6 +29,7 @@ from flwr_privacy.strategies import (
     PrivateEvaluation,
     ServerNoise,
 )
+from flwr_privacy.strategies.central_dp.option_checks import check_committee_sum
 
 NODES = 15  # five members, and ten clients, two of them a round: a client rests four rounds
 MEMBERS = ["0", "1", "10", "11", "12"]
@@ -94,6 +95,7 @@ def test_the_sums_have_the_noise_of_all_members_and_nothing_else() -> None:
     assert abs(z.std() / (share * math.sqrt(5)) - 1) < 5 / math.sqrt(2 * z.size)
     assert abs(np.corrcoef(z) - np.eye(7)).max() < 5 / math.sqrt(z.shape[1])
     assert np.corrcoef(w)[0, 1] < -0.2  # it partly cancels
+    assert strategy.trained.answers == 2 * 7  # those of clients
 
 
 def test_clients_are_charged_and_members_are_not(tmp_path: Path) -> None:
@@ -332,6 +334,26 @@ def test_a_threshold_below_two_thirds_ends_the_run_before_anybody_is_asked() -> 
     with pytest.raises(InvalidParameterError, match="at least 5 of the 7 clients and members"):
         run(strategy, nodes=NODES, num_rounds=2)
     assert not strategy.releases
+
+
+COMMITTEE_SUMS: list[tuple[dict[str, Any], int, str]] = [
+    ({"threshold": 16}, 25, "secure_sum.threshold = 16: expected at least 17 of the 25"),
+    ({"threshold": 17, "colluders": 9}, 25, "secure_sum.threshold = 17: expected at least 18"),
+    ({"threshold": 80}, 120, "secure_sum.neighbours = None: expected 119"),
+]
+
+
+@pytest.mark.parametrize(("values", "nodes", "text"), COMMITTEE_SUMS)
+def test_sums_that_could_open_without_a_member_are_refused(
+    values: dict[str, Any], nodes: int, text: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=re.escape(text)):
+        check_committee_sum(SecureSum(**values), nodes)
+
+
+def test_two_thirds_in_a_complete_graph_are_enough() -> None:
+    check_committee_sum(SecureSum(threshold=17), 25)
+    check_committee_sum(SecureSum(threshold=80, neighbours=120), 120)
 
 
 def test_the_plan_is_that_of_a_trusted_server_with_a_fifth_of_the_members_colluding() -> None:
