@@ -13,12 +13,12 @@ under the ledger's lock.
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr_privacy.errors import DeclinedError
 
 if TYPE_CHECKING:  # the server has the limits, and no node store
-    from flwr_privacy.privacy.ledger import LedgerView
+    from flwr_privacy.privacy.ledger import LedgerView, Question
 
     from .node_store import NodeStore
     from .request import Request
@@ -30,6 +30,7 @@ INDEPENDENT = "independent"
 
 _NOTE = "participations"
 _CHARGED = "charged-participations"
+_MOST_DECLINED = 100  # noted rounds that were not charged, beside those that may be
 
 _OTHER_NOISE = "the experiment began with correlated noise of another factor, or with other limits"
 
@@ -105,13 +106,16 @@ def intend(store: "NodeStore", request: "Request", limit: ParticipationLimit | N
         if noted is not None:
             raise DeclinedError(_OTHER_NOISE)
         return
-    if noted is None and store.ledger.view().totals(question.experiment_id).count:
+    ledger = store.ledger.view()
+    if noted is None and ledger.totals(question.experiment_id).count:
         raise DeclinedError(_OTHER_NOISE)
 
     def with_this(noted: str | None) -> str:
         first, rounds = json.loads(noted) if noted else (_told(limit), [])
         _check_told(first, question.server_round, limit)
         this = [question.phase, question.server_round, question.request]
+        if len(rounds) >= limit.most + _MOST_DECLINED:  # or a server lets the note grow
+            rounds = [entry for entry in rounds if _charges(ledger, question, entry)]
         return json.dumps([first, rounds if this in rounds else [*rounds, this]])
 
     store.change_note(question.experiment_id, _CHARGED, with_this)
@@ -138,10 +142,9 @@ def participation(
     _, noted = json.loads(store.noted(question.experiment_id, _CHARGED) or "[[], []]")
     made: list[int] = []
     count = 0
-    for phase, server_round, number in noted:
-        name = replace(question, phase=phase, server_round=server_round, request=number)
-        if charged := len(ledger.charges_of(name)):
-            made.append(server_round)
+    for entry in noted:
+        if charged := _charges(ledger, question, entry):
+            made.append(entry[1])
             count += charged
     if count != ledger.totals(question.experiment_id).count:
         raise DeclinedError(
@@ -154,6 +157,13 @@ def participation(
     if count >= limit.most:
         raise _too_many(limit)
     return count + 1
+
+
+def _charges(ledger: "LedgerView", question: "Question", entry: list[Any]) -> int:
+    """Return how many charges the ledger has of a noted round."""
+    phase, server_round, number = entry
+    name = replace(question, phase=phase, server_round=server_round, request=number)
+    return len(ledger.charges_of(name))
 
 
 def _told(limit: ParticipationLimit) -> list[object]:

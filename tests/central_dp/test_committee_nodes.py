@@ -196,6 +196,17 @@ def test_a_round_that_is_not_charged_is_no_participation(client: Node) -> None:
     assert [entry.charge for entry in charges(client)] == [PLAN.charge(1), PLAN.charge(2)]
 
 
+def test_a_server_does_not_let_the_note_of_rounds_grow(client: Node) -> None:
+    client.ask(1)
+    for number in range(1, 250):
+        with pytest.raises(DeclinedError, match="too early"):
+            client.ask(2, request=number)
+    (note,) = client.folder.glob("ward-7.notes/*.charged-participations")
+    assert note.stat().st_size < 3000
+    client.ask(5)
+    assert [entry.charge for entry in charges(client)] == [PLAN.charge(1), PLAN.charge(2)]
+
+
 def test_the_policy_counts_the_noise_that_is_charged(client: Node) -> None:
     multiplier = PLAN.charge().noise_multiplier
     assert multiplier < 0.8 * PLAN.noise_multiplier
@@ -377,6 +388,12 @@ def test_a_member_does_not_train_and_a_client_adds_no_noise(tmp_path: Path) -> N
     client = Node(tmp_path, "m2", policy=f"noise_members = {['m0', 'm1', 'm3', 'm4', 'm5']}\n")
     with pytest.raises(DeclinedError, match=re.escape("does not have ['m2']")):
         client.ask(1)
+
+
+def test_noise_of_a_member_from_a_seed_is_told(member: Node) -> None:
+    member.config["insecure-seed"] = 3
+    _, own = member.ask(1)
+    assert own["metrics"] == {"num-examples": 1, "insecure-noise": 1.0}
 
 
 def test_only_members_say_so_in_their_hello(tmp_path: Path) -> None:
