@@ -276,7 +276,8 @@ def attack(
     scheme: Annotated[
         str,
         typer.Argument(
-            help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp, fedvs; or audit."
+            help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp, fedvs; or audit; or "
+            "canaries in a language model."
         ),
     ],
     task: Annotated[
@@ -285,21 +286,21 @@ def attack(
             help="Task of secure-sum and m2fdp: digits-linear (default), digits-mlp, mnist-mlp; of "
             "mspdq: digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), "
             "digits-linear; of acfl: digits-pixels, digits-rff (default: both); of fedvs: digits; "
-            "of audit: one scheme."
+            "of audit: one scheme; of canaries: one method."
         ),
     ] = None,
     clients: Annotated[
         int | None,
         typer.Option(
             help="Clients; by default 20, of mspdq 6, of udp 2, of acfl, m2fdp 5, of fedvs 16, of "
-            "an audit's crowd 150."
+            "an audit's crowd 150, with canaries 100."
         ),
     ] = None,
     records: Annotated[
         int | None,
         typer.Option(
             help="Records of each client; by default 1, of udp 50, of acfl 20; of fedvs 32 rows "
-            "that all share."
+            "that all share; with canaries 24 sentences."
         ),
     ] = None,
     seed: Annotated[

@@ -6,6 +6,7 @@ from flwr_privacy.simulations.research.acfl.attack import report as report_acfl
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions, Report
 from flwr_privacy.simulations.research.audits.attack import report as report_audits
 from flwr_privacy.simulations.research.fedvs.attack import report as report_fedvs
+from flwr_privacy.simulations.research.language.attack import report as report_canaries
 from flwr_privacy.simulations.research.m2fdp.attack import report as report_m2fdp
 from flwr_privacy.simulations.research.mspdq.attack import report as report_mspdq
 from flwr_privacy.simulations.research.secure_sum.attack import report as report_secure_sum
@@ -24,5 +25,6 @@ ATTACKS: dict[str, Callable[[AttackOptions], Report]] = {
     "m2fdp": report_m2fdp,
     "fedvs": report_fedvs,
     "audit": report_audits,
+    "canaries": report_canaries,
 }
 """Attacks by the name of what they attack."""

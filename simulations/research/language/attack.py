@@ -26,7 +26,7 @@ __all__ = ["Finding", "attack", "judged", "report"]
 
 _CODES = 16  # in each group
 _CLIENTS, _SENTENCES = 100, 24
-_PUBLIC, _ROUNDS = 60_000, 6
+_PUBLIC, _ROUNDS = 60_000, 4
 _EPSILON = 8.0
 _CONFIDENCE = 0.99
 _MODEL, _SERVER = "the model", "the server"

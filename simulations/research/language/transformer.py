@@ -20,14 +20,14 @@ class CausalTransformer(nn.Module):
 
     Parameters
     ----------
-    width : int, default 160
+    width : int, default 144
         Of its vectors; a multiple of `heads`.
     layers, heads : int, default 4 each
         Layers, and attention heads of each.
 
     Notes
     -----
-    Input (batch, length) int64, output (batch, length, VOCABULARY). By default it has 1.4 million
+    Input (batch, length) int64, output (batch, length, VOCABULARY). By default it has 1.1 million
     weights. There is no dropout, which would draw random numbers, and no statistics of the data.
 
     Examples
@@ -37,7 +37,7 @@ class CausalTransformer(nn.Module):
     torch.Size([2, 5, 458])
     """
 
-    def __init__(self, *, width: int = 160, layers: int = 4, heads: int = 4) -> None:
+    def __init__(self, *, width: int = 144, layers: int = 4, heads: int = 4) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
         self.places = nn.Embedding(LENGTH, width)
