@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.table import Table
 
-from flwr_privacy.errors import check_choice
+from flwr_privacy.errors import InvalidParameterError, check_choice
 from flwr_privacy.simulations.reports.style import COLOURS, INK, drawing
 from flwr_privacy.simulations.research.attacks.one_run_fdp import FDPAudit, fdp_audit
 from flwr_privacy.simulations.research.attacks.pictures import save
@@ -95,8 +96,11 @@ def report(options: AttackOptions) -> Report:
     Raises
     ------
     InvalidParameterError
-        If a value is out of range; also if the picture cannot be written.
+        If a value is out of range, or peft is not installed; also if the picture cannot be written.
     """
+    if find_spec("peft") is None:
+        allowed = "another attack without the adapters of peft: pip install 'flwr-privacy[adapters]'"
+        raise InvalidParameterError("scheme", "canaries", allowed)
     every = "all"
     task, clients, sentences = options.chosen(task=every, clients=_CLIENTS, records=_SENTENCES)
     check_choice("task", task, (every, *METHODS))

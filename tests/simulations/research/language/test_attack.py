@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from flwr_privacy.clients import FedAvgClient
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 from flwr_privacy.simulations.research.language import attack as attacks
 from flwr_privacy.simulations.research.language.attack import Finding, attack, judged, report
@@ -174,3 +175,11 @@ def test_a_round_that_failed_is_no_result() -> None:
     wrong = replace(METHODS["secure sum"], half=FedAvgClient)
     with pytest.raises(RuntimeError, match="not all clients have answered"):
         fine_tune(wrong, federation(planted, clients=8, epochs=1), epsilon=1.0)
+
+
+def test_without_peft_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attacks, "find_spec", lambda _: None)
+    with pytest.raises(InvalidParameterError, match=r"flwr-privacy\[adapters\]"):
+        report(AttackOptions(out=tmp_path))
