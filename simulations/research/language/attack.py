@@ -99,7 +99,9 @@ def report(options: AttackOptions) -> Report:
         If a value is out of range, or peft is not installed; also if the picture cannot be written.
     """
     if find_spec("peft") is None:
-        allowed = "another attack without the adapters of peft: pip install 'flwr-privacy[adapters]'"
+        allowed = (
+            "another attack without the adapters of peft: pip install 'flwr-privacy[adapters]'"
+        )
         raise InvalidParameterError("scheme", "canaries", allowed)
     every = "all"
     task, clients, sentences = options.chosen(task=every, clients=_CLIENTS, records=_SENTENCES)
