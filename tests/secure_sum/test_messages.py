@@ -59,6 +59,7 @@ ONE_OF_EACH = [
         roster=["a"],
         keys=[b"k"],
         signatures=[b""],
+        needed=["a"],
     ),
     Dealt(mask_key=b"m", commitment=b"c", digests=[b"d"], sealed=[b"", b"s"]),
     Joined(session="s", threshold=1, dealers=["a"], mask_keys=[b"m"], sealed=[b""]),

@@ -18,6 +18,7 @@ schemes = ["udp", "m2fdp"]
 units = ["user"]
 neighbours = ["add_remove"]
 trusted_parents = ["ward-7"]
+noise_members = ["m0", "m1"]
 min_summed = 3
 min_children = 4
 allowed_messages = ["query.report"]
@@ -48,6 +49,7 @@ def test_every_key_of_a_file_is_read(read):
         "units": ("user",),
         "neighbours": ("add_remove",),
         "trusted_parents": ("ward-7",),
+        "noise_members": ("m0", "m1"),
         "min_summed": 3,
         "min_children": 4,
         "allow_unprotected": None,
