@@ -96,6 +96,7 @@ def test_names_on_the_wire_have_dashes():
         "roster",
         "keys",
         "signatures",
+        "needed",
     ]
 
 
