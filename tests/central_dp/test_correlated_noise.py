@@ -395,8 +395,8 @@ def test_a_norm_that_changes_is_refused_before_anything_is_spent() -> None:
             privacy=ServerNoise(sampling="balanced", correlated=BandedMF()),
             clipping=AdaptiveClipping(quantile=0.5),
         )
-    with pytest.raises(TypeError):
-        DistributedNoise(correlated=BandedMF())  # type: ignore[call-arg]
+    with pytest.raises(InvalidParameterError, match="or a committee"):
+        DistributedNoise(correlated=BandedMF())
 
 
 def test_fractions_bits_leave_room_for_strong_noise() -> None:
