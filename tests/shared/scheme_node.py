@@ -296,6 +296,8 @@ def join_any_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let questions be in a secure sum of `SUMMED` honest clients, without masks."""
     place = SimpleNamespace(
         believed=SimpleNamespace(clients=SUMMED, honest=SUMMED, certain=SUMMED),
+        needed=[],
+        withstands_lies=False,
         bounds=SimpleNamespace(code_limit=CODE_LIMIT),
         masked=lambda arrays, metrics: (arrays, {}),
     )
