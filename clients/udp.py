@@ -5,18 +5,33 @@ What is released, in which order, and what it costs is the pipeline's
 """
 
 import logging
+from dataclasses import replace
 from typing import ClassVar
 
 from flwr_privacy.clients.certificates.per_record_loss import asked_loss
 from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
+from flwr_privacy.clients.certificates.private_steps import (
+    PrivateStepsPlan,
+    PrivateStepsRequest,
+    asked_private_steps,
+)
 from flwr_privacy.clients.node.base import Evaluate, Train
 from flwr_privacy.clients.node.client_app import SchemeClientApp
+from flwr_privacy.clients.node.generated import generated_like, undrawn
 from flwr_privacy.clients.node.private_evaluation import EvaluatingClient, is_private
 from flwr_privacy.clients.node.rehearsal import rehearsed
 from flwr_privacy.pipeline.mechanism import Facts, Release
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, UDPTerms
+from flwr_privacy.udp import (
+    RECORD_UNIT,
+    LossTerms,
+    MeanLoss,
+    PrivatelyTrained,
+    PrivateStepsTerms,
+    Steps,
+    UDPTerms,
+)
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays, zeros_like
 from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
@@ -30,8 +45,10 @@ class UDPClient(EvaluatingClient):
     """Client half of `flwr_privacy.strategies.UDP` (Wei et al., algorithms 1 and 2).
 
     At user level it goes around any training. At record level the training must call
-    `flwr_privacy.clients.torch.train_per_record`, once, and return what it made; where clients
-    report losses, the evaluation must call `flwr_privacy.clients.torch.evaluate_per_record`.
+    `flwr_privacy.clients.torch.train_per_record`, once, and return what it made; or, where it is
+    asked for private steps, loop over what `flwr_privacy.clients.torch.private_training` returns.
+    Where clients report losses, the evaluation must call
+    `flwr_privacy.clients.torch.evaluate_per_record`.
 
     Guarantee
     ---------
@@ -55,7 +72,14 @@ class UDPClient(EvaluatingClient):
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
         """Return the release of a training."""
-        terms = records.read(UDPTerms, fields)
+        terms = _terms(fields)
+        if isinstance(terms, PrivateStepsTerms):
+            plan = PrivateStepsPlan(terms=terms, client=self._store().client_id)
+            return Release(
+                mechanism=terms,
+                work=lambda random, facts: _private_steps(plan, arrays, train, facts, random),
+                facts=lambda: _counted_private_steps(plan, arrays, train),
+            )
         if terms.unit != RECORD_UNIT:
             return Release(
                 mechanism=terms,
@@ -85,13 +109,47 @@ class UDPClient(EvaluatingClient):
         """Return an empty sum of codes."""
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
-        return records.read(UDPTerms, fields).accumulator(arrays)
+        return _terms(fields).accumulator(arrays)
 
 
 class UDPClientApp(SchemeClientApp):
     """Flower's ClientApp with `UDPClient` around it; see `SchemeClientApp`."""
 
     scheme_client = UDPClient
+
+
+def _terms(fields: Fields) -> UDPTerms | PrivateStepsTerms:
+    """Read the terms of a training."""
+    if "training" in fields:
+        return records.read(PrivateStepsTerms, fields)
+    return records.read(UDPTerms, fields)
+
+
+def _private_steps(
+    plan: PrivateStepsPlan, start: Arrays, train: Train, facts: Facts, random: SecureRandom
+) -> PrivatelyTrained:
+    """Have the user's loop take the private steps that were asked for, and nothing else."""
+    with asked_private_steps(replace(plan, records=facts.records), random) as request:
+        return _looped(request, start, train)
+
+
+def _counted_private_steps(plan: PrivateStepsPlan, start: Arrays, train: Train) -> Facts:
+    """Rehearse the loop, to its end, on generated records and arrays that say nothing of data."""
+    made = generated_like(start)
+    with undrawn(), asked_private_steps(plan) as request:
+        return Facts(
+            records=rehearsed(
+                TRAIN, lambda: _looped(request, made, train), lambda: request.certificate
+            )
+        )
+
+
+def _looped(request: PrivateStepsRequest, start: Arrays, train: Train) -> PrivatelyTrained:
+    """Return the outcome of the user's loop, if it is the model of the last private step."""
+    trained = dict(train(start).arrays)
+    done = request.certificate
+    done.check(start.values(), trained.values())
+    return PrivatelyTrained(trained, done.records)
 
 
 def _steps(

@@ -48,6 +48,7 @@ from flwr_privacy.strategies.state.experiment import SchemeResult
 from flwr_privacy.strategies.vertical.fedvs import FedVS
 from flwr_privacy.strategies.vertical.split_vfl import SplitVFL
 from flwr_privacy.udp import (
+    DPSGD,
     ClientLosses,
     Discounting,
     LinearNoise,
@@ -64,6 +65,7 @@ from .udp.strategy import UDP
 __all__ = [
     "ACFL",
     "BLT",
+    "DPSGD",
     "M2FDP",
     "MSP",
     "MSPDQ",

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from flwr_privacy.clients.certificates.request import opened
 from flwr_privacy.errors import InvalidParameterError, check_integer
+from flwr_privacy.wire.arrays import Arrays
 
 from .batched_task import stand
 from .rehearsal import generated, trial_scope
 
-__all__ = ["RecordLayout", "Trial", "own_data", "trial"]
+__all__ = ["RecordLayout", "Trial", "generated_like", "own_data", "trial", "undrawn"]
 
 _Pair = tuple[NDArray[Any], NDArray[Any]]
 
@@ -142,16 +143,45 @@ def trial(layout: RecordLayout) -> Iterator[Trial]:
     so that the training after it draws the same. It goes on by itself, not with other clients'.
     """
     rehearsal = Trial(layout)
+    with undrawn(), opened(trial_scope, rehearsal):
+        began = time.perf_counter()
+        try:
+            yield rehearsal
+        finally:
+            rehearsal.seconds = time.perf_counter() - began
+
+
+def generated_like(model: Arrays) -> dict[str, NDArray[Any]]:
+    """Return arrays of the same shapes and types, so large that each has a part in a loss.
+
+    In a model of zeros most weights have no gradient, so that nothing is found out about them.
+    Vectors are uniform in [0.5, 1.5], larger arrays normal with the deviation of one over the root
+    of the entries that a row has; integers are zeros. Always the same.
+    """
+    draws = np.random.default_rng(0)
+
+    def like(array: NDArray[Any]) -> NDArray[Any]:
+        if not np.issubdtype(array.dtype, np.floating):
+            return np.zeros_like(array)
+        if array.ndim < 2:
+            return np.asarray(draws.uniform(0.5, 1.5, array.shape)).astype(array.dtype)
+        row = max(1, array[0].size) if len(array) else 1
+        return np.asarray(draws.standard_normal(array.shape) / np.sqrt(row)).astype(array.dtype)
+
+    return {name: like(np.asarray(array)) for name, array in model.items()}
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Open a scope whose draws from the global generators of Python, NumPy and torch do not count.
+
+    A training in it goes on by itself, not with other clients'.
+    """
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - theirs
         torch: Any = sys.modules.get("torch")
         if torch is not None:
             stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(opened(trial_scope, rehearsal))
         stack.enter_context(opened(stand, None))
-        began = time.perf_counter()
-        try:
-            yield rehearsal
-        finally:
-            rehearsal.seconds = time.perf_counter() - began
+        yield

@@ -26,6 +26,7 @@ __all__ = [
     "generated",
     "loading",
     "model_loaded",
+    "going_on",
     "rehearse",
     "rehearsed",
     "rehearsing",
@@ -67,6 +68,8 @@ class Rehearsal:
         What features and label of one record look like.
     error : Exception or None
         What the generated records raised, or a check of the settings and the model.
+    whole : bool
+        Whether the user's function goes on to its end: the loop is its own (`going_on`).
     """
 
     def __init__(self, kind: str) -> None:
@@ -74,6 +77,7 @@ class Rehearsal:
         self.records: int | None = None
         self.layout: tuple[Layout, Layout] | tuple[()] = ()
         self.error: Exception | None = None
+        self.whole = False
 
     @property
     def called(self) -> bool:
@@ -175,9 +179,11 @@ def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
     except RehearsedError:
         pass
     # A user's function may catch what ends it, and raise something of its own.
-    except Exception:
+    except Exception as error:
         if not rehearsal.called:
             raise
+        if rehearsal.whole and rehearsal.error is None:
+            rehearsal.error = error
 
 
 class Loading:
@@ -270,12 +276,13 @@ def rehearsed(kind: str, work: Callable[[], Any], certificate: Callable[[], Any]
     InvalidParameterError
         If settings or model do not fit: that follows from generated records.
     NoFactsError
-        If the function ends before it calls a trainer. It may have looked at its data.
+        If the function ends before it calls a trainer, or a loop of its own is not what
+        `certificate` asks for. It may have looked at its data.
     """
     try:
         with counted(kind) as rehearsal:
             work()
-        if not rehearsal.called:
+        if not rehearsal.called or (rehearsal.whole and rehearsal.error is None):
             certificate()
     # Whatever a user's function raises.
     except Exception as error:
@@ -313,3 +320,35 @@ def rehearse(
         return
     rehearsal.of(features, labels, work)
     raise RehearsedError("the rehearsal has what it needs")
+
+
+def going_on(kind: str, records: int) -> Rehearsal | None:
+    """Note the number of records in a scope of `counted`, and let the user's function go on.
+
+    It is for a trainer whose loop is the user's: it gives the loop generated records until the
+    loop is over, and puts what is wrong into the rehearsal's ``error``.
+
+    Parameters
+    ----------
+    kind : {"train", "evaluate"}
+        What the caller does.
+    records : int
+        The number of records.
+
+    Returns
+    -------
+    Rehearsal or None
+        That of the scope; None outside of one, or in one of another kind.
+
+    Raises
+    ------
+    RehearsedError
+        If a trainer was called in the scope before.
+    """
+    rehearsal = _rehearsal.get()
+    if rehearsal is None or rehearsal.kind != kind:
+        return None
+    if rehearsal.called:
+        raise RehearsedError("the rehearsal has what it needs")
+    rehearsal.records, rehearsal.whole = records, True
+    return rehearsal

@@ -1,6 +1,7 @@
 """All torch code of a client: models, training and evaluation."""
 
 from .computing import Loss
+from .dp_sgd.private_training import private_training
 from .extractor import FrozenExtractor
 from .models import cnn, linear, mlp
 from .per_record_evaluation import evaluate_per_record
@@ -24,6 +25,7 @@ __all__ = [
     "linear",
     "load_trainable",
     "mlp",
+    "private_training",
     "set_arrays",
     "statistics_of",
     "train",

@@ -23,7 +23,7 @@ from flwr_privacy.clients.node.rehearsal import rehearse
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.pipeline.operator_checks import warn_once
 
-__all__ = ["Labels", "Records", "given_records"]
+__all__ = ["Labels", "Records", "check_given", "given_records"]
 
 Records: TypeAlias = NDArray[Any] | Tensor | Dataset[Any] | DataLoader[Any]
 Labels: TypeAlias = NDArray[Any] | Tensor | None
@@ -65,6 +65,17 @@ def given_records(
     if isinstance(features, Tensor | np.ndarray):
         return _array(features), _array(labels)
     return _read(DataLoader(features))
+
+
+def check_given(loader: DataLoader[Any]) -> None:
+    """Refuse a DataLoader that would choose, leave out or repeat records.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is one. This does not depend on any record.
+    """
+    _check(loader, None)
 
 
 def _raising(error: Exception) -> Callable[[Any], None]:

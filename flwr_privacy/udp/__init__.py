@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .budgets import budget
     from .loss import LossTerms, MeanLoss
     from .options import (
+        DPSGD,
         ClientLosses,
         Discounting,
         LinearNoise,
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from .pace import Discounted, LinearDecay, Uniform, discount_T
     from .paper_noise import sigma_paper
     from .plan import UDPPlan
+    from .private_steps import PrivatelyTrained, PrivateStepsTerms
     from .schedule import NONE, PLD_SECRET, UDPNoisePlan
     from .terms import Steps, UDPTerms
 else:
     __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
+    "DPSGD",
     "NONE",
     "PLD_SECRET",
     "RECORD_UNIT",
@@ -49,6 +52,8 @@ __all__ = [
     "MeanLoss",
     "NoiseSchedule",
     "PlateauNoise",
+    "PrivateStepsTerms",
+    "PrivatelyTrained",
     "RecordLevel",
     "Steps",
     "UDPNoisePlan",

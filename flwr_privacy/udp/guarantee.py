@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from flwr_privacy.privacy.guarantee import Guarantee
 
+from .options import DPSGD
 from .plan import UDPPlan
 from .schedule import NONE, PAPER, PLD_SECRET
 from .sensitivity import RECORD_UNIT
@@ -94,6 +95,14 @@ def guarantee_of(
             "client adds is charged, as if the noise were there without the client too: a client's "
             "noise comes with its update, and for that no bound is proven"
         )
+    if isinstance(privacy, DPSGD):
+        assumptions.append(
+            "the app trains with what private_training returned: it checks the gradients, the "
+            "batches and the weights of each step, but not what a loop does beside it, such as "
+            "settings of the optimiser that follow raw losses; and a kernel that rounds one "
+            "record's gradient otherwise in a larger batch is not counted"
+        )
+        evidence += ("tests of private steps: what one record moves, noise, charge, refusals",)
     if bound == "convex" and not privacy.one_step:
         assumptions.append(
             "whoever trains is right that the loss of a record is a convex function of one linear "

@@ -18,10 +18,12 @@ from flwr_privacy.keywords import check_usual, checked_keywords
 from flwr_privacy.privacy.updates import SMALLEST_NORM
 
 from .pace import Discounted, LinearDecay, Pace, PlateauDecay
-from .schedule import NONE, UDPNoisePlan
+from .private_steps import LARGEST_CLIP, MOST_STEPS, SMALLEST_CLIP
+from .schedule import FIXED, NONE, UDPNoisePlan
 from .sensitivity import BOUNDS, RECORD_UNIT, USER_UNIT
 
 __all__ = [
+    "DPSGD",
     "ClientLosses",
     "Discounting",
     "LinearNoise",
@@ -58,11 +60,12 @@ class _Training:
     batch_size: int | None
     sensitivity_bound: str
     max_records: int
+    steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyLevel(_Training):
-    """Base of `UserLevel` and `RecordLevel`: what both have."""
+    """Base of `UserLevel`, `RecordLevel` and `DPSGD`: what all have."""
 
     epsilon: Budget = _BUDGET["epsilon"]
     delta: Budget = _BUDGET["delta"]
@@ -107,6 +110,7 @@ class PrivacyLevel(_Training):
             q=q,
             cohorts=cohorts,
             sampling_rate=self.sampling_rate,
+            steps=self.steps,
             validation_share=validation_share,
             validations=validations,
         )
@@ -195,6 +199,7 @@ class UserLevel(PrivacyLevel):
     batch_size = None
     sensitivity_bound = "general"
     max_records = 0
+    steps = 1
 
 
 @checked_keywords
@@ -236,6 +241,7 @@ class RecordLevel(PrivacyLevel):
     """
 
     unit = RECORD_UNIT
+    steps = 1  # noised ones: the noise comes once, after all of the training
 
     clipping_norm: float = 0.5
     learning_rate: float
@@ -265,6 +271,72 @@ class RecordLevel(PrivacyLevel):
             check_usual(
                 self, {"max_records": _MOST_RECORDS}, "without shared_noise: there is no limit"
             )
+
+
+@checked_keywords
+@dataclass(frozen=True, kw_only=True)
+class DPSGD(PrivacyLevel):
+    """Protects one record of a client by noise in every step of the user's own training loop.
+
+    The loop takes model, optimiser and loader from
+    `flwr_privacy.clients.torch.private_training`, which needs the extra ``dp-sgd`` (Opacus).
+
+    Parameters
+    ----------
+    epsilon, delta
+        As in `UserLevel`.
+    clipping_norm : float, default 1.0
+        L2 bound of the gradient of a record, from 1e-6 to 1e6.
+    sampling_rate : float
+        Probability with which a record is in a batch, each by itself and in secret (Poisson). A
+        batch has ``sampling_rate`` times the number of records on average.
+    steps : int
+        Steps of a local training. All of them are charged before the first batch, and a training
+        takes exactly so many: one that ended early for a reason in its data would tell of them.
+    noise : {"gdp_fixed", "none"}, default "gdp_fixed"
+        The least noise that keeps all steps of all rounds within the budget, or none.
+    grid_bits : int, default 27
+        The grid of the noise has at least ``2**grid_bits`` steps up to the clipping norm.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a value is not allowed. `shared_noise` is not: the noise of other clients protects a
+        single linear step, not those in which noise goes through an optimiser.
+
+    Examples
+    --------
+    >>> DPSGD(epsilon=8.0, sampling_rate=0.02, steps=100).unit
+    'record'
+    """
+
+    unit = RECORD_UNIT
+    learning_rate = 1.0
+    local_epochs = 1
+    batch_size = None
+    sensitivity_bound = "general"
+    max_records = 0
+
+    sampling_rate: float
+    steps: int
+    noise: Literal["gdp_fixed", "none"] = "gdp_fixed"
+
+    def __post_init__(self) -> None:
+        check_integer("steps", self.steps, minimum=1, maximum=MOST_STEPS)
+        check_choice("noise", self.noise, (FIXED, NONE))
+        check_number(
+            "clipping_norm", self.clipping_norm, minimum=SMALLEST_CLIP, maximum=LARGEST_CLIP
+        )
+        alone = "in DPSGD: the noise of other clients protects a single linear step (RecordLevel)"
+        check_usual(self, {"shared_noise": False}, alone)
+        check_number("sampling_rate", self.sampling_rate, minimum=math.ulp(0.0), maximum=1)
+        super().__post_init__()
+
+    def schedule(self, epsilon: float, delta: float, **planned: Any) -> UDPNoisePlan:
+        """Return how the noise follows from a budget; without noise, samples change nothing."""
+        if self.noise != NONE:
+            return super().schedule(epsilon, delta, **planned)
+        return UDPNoisePlan(noise=NONE, epsilon=epsilon, delta=delta, rounds=1, q=1.0)
 
 
 @checked_keywords

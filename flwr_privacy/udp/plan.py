@@ -15,13 +15,17 @@ from flwr_privacy.privacy.cohorts import participations, planned_participations
 from flwr_privacy.privacy.grid import CODE_LIMIT, CodeGrid
 
 from .loss import LossTerms
-from .options import ClientLosses, NoiseSchedule, PrivacyLevel
+from .options import DPSGD, ClientLosses, NoiseSchedule, PrivacyLevel
 from .pace import Discounted, Pace, Uniform
+from .private_steps import PrivateStepsTerms
 from .schedule import FIXED, NONE, PAPER, UDPNoisePlan
 from .sensitivity import RECORD_UNIT, USER_UNIT
 from .terms import UDPTerms
 
-__all__ = ["UDPPlan"]
+__all__ = ["TrainingTerms", "UDPPlan"]
+
+TrainingTerms = UDPTerms | PrivateStepsTerms
+"""The terms of a training: one noise after it, or noise in its steps."""
 
 _GRID_BITS = {RECORD_UNIT: 27, USER_UNIT: 18}
 """Steps of the grid up to the bound of what is noised, as a power of two, if noise leaves room."""
@@ -134,6 +138,9 @@ class UDPPlan:
         InvalidParameterError
             If there is such a thing.
         """
+        if isinstance(self.privacy, DPSGD) and self.changes is not None:
+            allowed = "None with DPSGD: its noise is planned for all steps of all rounds"
+            raise InvalidParameterError("schedule", self.changes, allowed)
         if self.privacy.sampling_rate != 1 and self.changes is not None:
             raise InvalidParameterError(
                 "sampling_rate",
@@ -162,7 +169,7 @@ class UDPPlan:
 
     def terms(
         self, clients: Collection[str], spent: Mapping[str, float], *, honest: int
-    ) -> tuple[UDPTerms, dict[str, UDPTerms]]:
+    ) -> tuple[TrainingTerms, dict[str, TrainingTerms]]:
         """Return the terms of all clients, and those of clients with their own.
 
         Parameters
@@ -183,14 +190,27 @@ class UDPPlan:
         )
         return shared, {c: self.own_terms(shared, c, spent.get(c, 0.0)) for c in own}
 
-    def own_terms(self, shared: UDPTerms, client: str, spent: float) -> UDPTerms:
+    def own_terms(self, shared: TrainingTerms, client: str, spent: float) -> TrainingTerms:
         """Return the terms of a client that has its own, from the shared one."""
         noise_multiplier = self._multiplier(client, spent)
         return replace(shared, noise_multiplier=noise_multiplier, **self._budget(client))
 
-    def plain_terms(self, parties: int, *, noise_multiplier: float, client: str = "") -> UDPTerms:
+    def plain_terms(
+        self, parties: int, *, noise_multiplier: float, client: str = ""
+    ) -> TrainingTerms:
         """Return the terms for one budget and noise, with a grid that has room for them."""
         privacy = self.privacy
+        if isinstance(privacy, DPSGD):
+            bits = privacy.grid_bits or _GRID_BITS[RECORD_UNIT]
+            return PrivateStepsTerms(
+                steps=privacy.steps,
+                sampling_rate=float(privacy.sampling_rate),
+                clipping_norm=float(privacy.clipping_norm),
+                noise_multiplier=0.0 if privacy.noise == NONE else noise_multiplier,
+                **self._budget(client),
+                grid=CodeGrid.below(privacy.clipping_norm, bits=bits).exponent,
+                keep_back=list(self.keep_back),
+            )
         terms = UDPTerms(
             unit=privacy.unit,
             noise_multiplier=0.0 if privacy.noise == NONE else noise_multiplier,

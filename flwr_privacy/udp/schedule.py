@@ -83,6 +83,9 @@ class UDPNoisePlan:
     sampling_rate : float, default 1.0
         Rate of the Poisson sample of a client's records in a round; 1: all records. Below 1 with
         ``gdp_fixed`` only.
+    steps : int, default 1
+        Releases of a client in a round, each with a sample and noise of its own. Above 1 with
+        ``gdp_fixed`` only.
     validation_share : float, default 0.0
         Share of the budget B (see `flwr_privacy.udp.budget`) for what clients say of the model on
         their own data; at least 0 and below 1. A client has one cap for both: one that is drawn
@@ -109,6 +112,7 @@ class UDPNoisePlan:
     q: float
     cohorts: str = "fixed"
     sampling_rate: float = 1.0
+    steps: int = 1
     validation_share: float = 0.0
     validations: int | None = None
 
@@ -119,9 +123,14 @@ class UDPNoisePlan:
         check_number("validation_share", self.validation_share, minimum=0, maximum=0.99)
         if self.validations is not None:
             check_integer("validations", self.validations, minimum=1)
+        check_integer("steps", self.steps, minimum=1)
         if self.sampling_rate != 1 and self.noise != FIXED:
             raise InvalidParameterError(
                 "sampling_rate", self.sampling_rate, f"1: noise '{self.noise}' is for full batches"
+            )
+        if self.steps != 1 and self.noise != FIXED:
+            raise InvalidParameterError(
+                "steps", self.steps, f"1: noise '{self.noise}' is for one release in a round"
             )
         if self.validation_share and not self._planned_late:
             allowed = f"0 with noise '{self.noise}'"
@@ -158,10 +167,10 @@ class UDPNoisePlan:
         if self.spends:
             return math.sqrt(self._to_come(self.rounds) / self._budget) * _MARGIN
         if self.sampling_rate == 1:
-            z = sound(releases=self.releases, neighbours=REPLACE_ONE)
+            z = sound(releases=self.releases * self.steps, neighbours=REPLACE_ONE)
             return z / math.sqrt(1 - self.validation_share)
         return sound(
-            releases=self.releases,
+            releases=self.releases * self.steps,
             neighbours=REPLACE_ONE,
             sampling=self.sampling_rate,
             accountant="rdp",
@@ -215,7 +224,8 @@ class UDPNoisePlan:
             return 0.0
         # Where nobody learns who takes part, everybody is charged in every round.
         trainings = self.rounds if self.noise == PLD_SECRET else self.releases
-        return self._set_aside / (trainings + (self._validations if self.validation_share else 0))
+        evaluations = self._validations if self.validation_share else 0
+        return self._set_aside / (trainings * self.steps + evaluations)
 
     @property
     def cap(self) -> float:

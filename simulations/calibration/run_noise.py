@@ -19,7 +19,7 @@ from flwr_privacy.simulations.app.server_app import build_strategy, initial_arra
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.strategies import ACFL, M2FDP, UDP, CentralDP
 from flwr_privacy.strategies.udp.option_checks import check_evaluated
-from flwr_privacy.udp import RecordLevel, UserLevel
+from flwr_privacy.udp import DPSGD, RecordLevel, UserLevel
 from flwr_privacy.udp.plan import UDPPlan
 
 __all__ = ["PlannedCharges", "planned_charges", "report", "run_plan"]
@@ -95,7 +95,7 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
 
 
 def run_plan(
-    privacy: UserLevel | RecordLevel,
+    privacy: UserLevel | RecordLevel | DPSGD,
     evaluation: PrivateEvaluation | None = None,
     *,
     rounds: int,
@@ -106,7 +106,7 @@ def run_plan(
 
     Parameters
     ----------
-    privacy : UserLevel or RecordLevel
+    privacy : UserLevel, RecordLevel or DPSGD
         What is protected, with its budget.
     evaluation : PrivateEvaluation, optional
         What clients say of the model; by default nothing.

@@ -3,6 +3,7 @@
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.udp import (
+    DPSGD,
     NONE,
     PLD_SECRET,
     RECORD_UNIT,
@@ -19,7 +20,7 @@ __all__ = ["check_combinations", "check_evaluated"]
 
 
 def check_combinations(
-    privacy: UserLevel | RecordLevel,
+    privacy: UserLevel | RecordLevel | DPSGD,
     schedule: NoiseSchedule | None,
     *,
     alone: bool,
@@ -103,7 +104,7 @@ def check_combinations(
 
 
 def check_evaluated(
-    privacy: UserLevel | RecordLevel,
+    privacy: UserLevel | RecordLevel | DPSGD,
     schedule: NoiseSchedule | None,
     evaluation: PrivateEvaluation | None,
 ) -> None:

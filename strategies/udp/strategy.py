@@ -31,6 +31,7 @@ from flwr_privacy.strategies.private_evaluation import (
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.messenger import Assigned
 from flwr_privacy.udp import (
+    DPSGD,
     PLD_SECRET,
     USER_UNIT,
     Discounted,
@@ -39,11 +40,11 @@ from flwr_privacy.udp import (
     PlateauNoise,
     RecordLevel,
     UDPPlan,
-    UDPTerms,
     Uniform,
     UserLevel,
 )
 from flwr_privacy.udp.guarantee import guarantee_of
+from flwr_privacy.udp.plan import TrainingTerms
 from flwr_privacy.wire.message import EVALUATE, TRAIN
 
 from .option_checks import check_combinations, check_evaluated
@@ -62,10 +63,11 @@ class UDP(SchemeStrategy):
     ----------
     fraction_train, ..., loop, inner, secure_sum
         FedAvg's and those of `SchemeStrategy`.
-    privacy : UserLevel or RecordLevel
+    privacy : UserLevel, RecordLevel or DPSGD
         What is protected, with its budget and its noise: `UserLevel`, all data of a client, around
-        any training; or `RecordLevel`, one record, with
-        `flwr_privacy.clients.torch.train_per_record` inside the training.
+        any training; `RecordLevel`, one record, with
+        `flwr_privacy.clients.torch.train_per_record` inside the training; or `DPSGD`, one record,
+        by noise in every step of a loop around `flwr_privacy.clients.torch.private_training`.
     schedule : Discounting, LinearNoise or PlateauNoise, optional
         How the noise changes from round to round, where it does: `Discounting` of the rounds where
         the validation loss does not fall (algorithm 2), or Lei's decaying noise. `Discounting` and
@@ -122,8 +124,10 @@ class UDP(SchemeStrategy):
     ---------
     Adversary: an honest-but-curious server, and everybody who sees its messages. Each upload by
     itself is protected, whether it arrives in time or not; with `shared_noise` the sum of a round,
-    against the server and the clients that collude with it. What binds a server whose messages
-    do not follow the protocol is the node's policy: see `flwr_privacy.clients.UDPClient`.
+    against the server and the clients that collude with it. With `DPSGD` the noise is in the steps
+    and the update of all of them has no more: `flwr_privacy.udp.PrivateStepsTerms`. What binds a
+    server whose messages do not follow the protocol is the node's policy: see
+    `flwr_privacy.clients.UDPClient`.
     Neighbours: at record level data of equal size that differ in one record; at user level any two
     data sets of one client.
     Covered: the uploads of the whole training and its evaluations together, (epsilon, delta) per
@@ -149,7 +153,7 @@ class UDP(SchemeStrategy):
     ... )
     """
 
-    privacy: UserLevel | RecordLevel
+    privacy: UserLevel | RecordLevel | DPSGD
     schedule: Discounting | LinearNoise | PlateauNoise | None = None
     client_sampling: Literal["fixed", "balanced", "poisson"] = "balanced"
     participants: Literal["visible", "secret"] = "visible"
@@ -197,7 +201,7 @@ class UDP(SchemeStrategy):
     def _build(self) -> None:
         super()._build()
         self.plan: UDPPlan | None = None
-        self.terms: UDPTerms | None = None
+        self.terms: TrainingTerms | None = None
         self._participants = Participants(
             self.federation, cohorts=self.client_sampling, secret=self._secret
         )

@@ -14,7 +14,8 @@ from flwr_privacy.privacy.forecast import Forecast
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.strategies.participants import Participants
 from flwr_privacy.strategies.requests.instruction import Instruction, to_each
-from flwr_privacy.udp import UDPPlan, UDPTerms
+from flwr_privacy.udp import UDPPlan
+from flwr_privacy.udp.plan import TrainingTerms
 from flwr_privacy.udp.schedule import SECRET_NEIGHBOURS
 from flwr_privacy.udp.sensitivity import USER_UNIT
 from flwr_privacy.wire import fields as records
@@ -51,7 +52,7 @@ def training_request(
     clients: Collection[str],
     spent: Callable[[], Counter[str]],
     honest: int,
-) -> tuple[UDPTerms, Instruction]:
+) -> tuple[TrainingTerms, Instruction]:
     """Return the terms of all clients, and the instruction with those of single ones.
 
     Parameters
@@ -101,7 +102,7 @@ def training_request(
     )
 
 
-def forecast_of(terms: UDPTerms, *, weights: int, clients: int, rounds: int) -> Forecast:
+def forecast_of(terms: TrainingTerms, *, weights: int, clients: int, rounds: int) -> Forecast:
     """Return what the noise of some terms leaves of a training."""
     remedies: tuple[str, ...] = ()
     if terms.unit == USER_UNIT:

@@ -1,0 +1,271 @@
+"""The steps of one private training: what a batch was, what came of it, and what was not ours."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from flwr_privacy.clients.certificates.private_steps import PrivateSteps, PrivateStepsRequest
+from flwr_privacy.clients.certificates.request import digests
+from flwr_privacy.clients.node.rehearsal import Rehearsal, RehearsedError
+from flwr_privacy.clients.torch.released import as_array, released_tensors
+from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError
+
+if TYPE_CHECKING:
+    from .record_hooks import RecordHooks
+
+__all__ = ["PrivateLoop"]
+
+_ALIKE = 1e-3  # relative; of one record's gradient in two batches
+
+REHEARSED = ([0, 1, 2], [0, 3])
+"""Generated records of the batches of a rehearsal, in turn: the first one is in both."""
+
+
+class PrivateLoop:
+    """One private training, from its first batch to its last step.
+
+    Parameters
+    ----------
+    request : PrivateStepsRequest
+        What the scheme asks.
+    model : Module
+        The model.
+    optimizer : Optimizer
+        The user's.
+    hooks : RecordHooks
+        Where the gradients of the records are.
+    records : int
+        Number of records of the data set.
+    rehearsal : Rehearsal, optional
+        Where the batches are generated, and no noise is drawn.
+    """
+
+    def __init__(
+        self,
+        request: PrivateStepsRequest,
+        model: nn.Module,
+        optimizer: Optimizer,
+        hooks: "RecordHooks",
+        *,
+        records: int,
+        rehearsal: Rehearsal | None,
+    ) -> None:
+        self._request, self._model, self._inner, self.hooks = request, model, optimizer, hooks
+        self._records, self._rehearsal = records, rehearsal
+        self._trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._rest = [t for t in released_tensors(model) if not t.requires_grad]
+        self._before = digests(map(as_array, released_tensors(model)))
+        self._kept_rest = [tensor.clone() for tensor in self._rest]
+        self._weights = self._copies()
+        self._counted: NDArray[np.bool_] | None = None  # of the batch that waits for its step
+        self._first: dict[str, Tensor] = {}  # gradient of a record in the first rehearsed batch
+        self._dropout = [m for m in model.modules() if isinstance(m, _DropoutNd)]
+        self._rates = [m.p for m in self._dropout]
+        self._first_rates, self._new_rates = self._learning_rates(), False
+        self.steps = request.plan.terms.steps
+        if rehearsal is not None:
+            self.steps = max(2, self.steps)  # the gradients of two batches are compared
+        self.taken = 0
+
+    @property
+    def rehearsing(self) -> bool:
+        """Whether this is a rehearsal."""
+        return self._rehearsal is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether all steps are taken."""
+        return self.taken >= self.steps
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Note what is refused in a rehearsal, and end it: the user's loop may catch errors."""
+        try:
+            yield
+        except FlwrPrivacyError as error:
+            if self._rehearsal is None:
+                raise
+            self._rehearsal.error = self._rehearsal.error or error
+            raise RehearsedError("the rehearsal has found what is wrong") from error
+
+    def check_stepped(self) -> None:
+        """Check that the batch before had its step.
+
+        Raises
+        ------
+        ProtocolError
+            If it had not: which batches a loop leaves out would tell something of them.
+        """
+        if self._counted is not None:
+            raise ProtocolError(
+                "a batch had no optimizer.step(): every batch of the loader needs one, also the "
+                "last one"
+            )
+
+    def handed_out(self, counted: NDArray[np.bool_]) -> None:
+        """Note which records of the batch that the loop gets now count."""
+        self._counted = counted
+        if self.rehearsing and self.taken < len(REHEARSED):
+            # The gradient of a record is compared in two batches, so nothing may be left to chance.
+            torch.manual_seed(0)
+            for module in self._dropout:
+                module.p = 0.0
+
+    def step(self) -> None:
+        """Take a private step: clip, add up, noise, and have the user's optimiser go on with it.
+
+        Raises
+        ------
+        ProtocolError
+            If there is no batch of ours to take it on, no step is left, or the weights are others
+            than the step before made.
+        InvalidParameterError
+            In a rehearsal, if gradients are not those of single records.
+        """
+        if self.over:
+            raise ProtocolError(f"all {self.steps} private steps were taken: no more are charged")
+        if self._counted is None:
+            raise ProtocolError(
+                "optimizer.step() without a batch: the loop has to take its batches from the "
+                "loader that private_training returned, with one step for each"
+            )
+        self._check_same()
+        self._new_rates |= self._learning_rates() != self._first_rates
+        counted, self._counted = self._counted, None
+        if self.rehearsing:
+            self._rehearse(len(counted))
+        else:
+            self._set_gradients(counted)
+        if not (self.rehearsing and self.taken == 0):  # two batches with the same weights
+            self._inner.step()
+        self.hooks.clear()
+        self.taken += 1
+        self._weights = self._copies()
+        if self.over:
+            self._end()
+
+    def _set_gradients(self, counted: NDArray[np.bool_]) -> None:
+        """Put the noised mean of the clipped gradients into the place of the gradients."""
+        terms = self._request.plan.terms
+        gradients = self.hooks.gradients(len(counted))
+        scales = gradients.scales(dict.fromkeys(self._trainable, 1), terms.clipping_norm)
+        scales[torch.from_numpy(~counted).to(scales.device)] = 0
+        # In one piece of memory, from which the noise is added to all weights at once.
+        whole = torch.zeros(
+            sum(p.numel() for p in self._trainable.values()),
+            dtype=torch.float64,
+            device=scales.device,
+        )
+        parts = dict(zip(self._trainable, self._parts(whole), strict=True))
+        gradients.add_to(parts, scales)
+        noised = self._request.noised(whole.cpu().numpy(), self._records)
+        with torch.no_grad():
+            on_device = torch.from_numpy(noised).to(scales.device)
+            for parameter, part in zip(
+                self._trainable.values(), self._parts(on_device), strict=True
+            ):
+                parameter.grad = part.to(parameter.dtype)
+
+    def _parts(self, whole: Tensor) -> list[Tensor]:
+        """Return views of a vector in the shapes of the parameters."""
+        sizes = [p.numel() for p in self._trainable.values()]
+        pieces = torch.split(whole, sizes)
+        return [v.view(p.shape) for v, p in zip(pieces, self._trainable.values(), strict=True)]
+
+    def _rehearse(self, records: int) -> None:
+        """Check that the gradients are those of the records, in two batches of generated ones."""
+        gradients = self.hooks.gradients(records)
+        if self.taken >= len(REHEARSED):
+            return
+        self.hooks.check_complete(gradients, records)
+        first = torch.zeros(records, dtype=torch.float64)
+        first[0] = 1
+        own = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in self._trainable.items()}
+        gradients.add_to(own, first.to(next(iter(own.values())).device))
+        if not self._first:
+            self._first = own
+            return
+        for module, rate in zip(self._dropout, self._rates, strict=True):
+            module.p = rate
+        for name, gradient in own.items():
+            other = self._first[name]
+            if float((gradient - other).norm()) > _ALIKE * (float(other.norm()) + 1e-6):
+                raise InvalidParameterError(
+                    "loss_reduction",
+                    self.hooks.loss_reduction,
+                    "what the loss of a batch is, 'mean' or 'sum' of those of its records: the "
+                    "gradient of a record must be the same whatever else is in its batch, and "
+                    f"that by '{name}' is not. A mean with class weights and a layer that mixes "
+                    "records are no such loss and model",
+                )
+
+    def _check_same(self) -> None:
+        """Refuse weights that something else than a private step has changed."""
+        changed = [
+            name
+            for (name, p), kept in zip(self._trainable.items(), self._weights, strict=True)
+            if not _same(p.detach(), kept)
+        ]
+        if changed:
+            raise ProtocolError(
+                f"{changed} changed between two private steps: what chooses weights, such as the "
+                "best of some validation, may look at data"
+            )
+        if [n for n, p in self._model.named_parameters() if p.requires_grad] != [*self._trainable]:
+            raise ProtocolError("other parameters require a gradient than before the training")
+
+    def _end(self) -> None:
+        """Check what a loop may have left behind, and leave the certificate."""
+        if self.rehearsing or self._new_rates:  # it takes a moment
+            check_schedulers(self._inner)
+        if not all(_same(t, kept) for t, kept in zip(self._rest, self._kept_rest, strict=True)):
+            raise ProtocolError("the training has changed frozen weights or buffers of the model")
+        self.hooks.cleanup()
+        self._request.add(
+            PrivateSteps(
+                plan=self._request.plan,
+                records=self._records,
+                before=self._before,
+                after=digests(map(as_array, released_tensors(self._model))),
+            )
+        )
+
+    def _learning_rates(self) -> list[float]:
+        return [float(group.get("lr", 0.0)) for group in self._inner.param_groups]
+
+    def _copies(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self._trainable.values()]
+
+
+def check_schedulers(optimizer: Optimizer) -> None:
+    """Refuse a schedule of learning rates that follows losses of the data.
+
+    Raises
+    ------
+    InvalidParameterError
+        If a ReduceLROnPlateau has the optimiser, or the one that `private_training` made of it.
+    """
+    # The schedule knows its optimiser, and nothing knows the schedule.
+    kinds = {ReduceLROnPlateau, *ReduceLROnPlateau.__subclasses__()}
+    for schedule in [one for one in gc.get_objects() if type(one) in kinds]:
+        theirs = getattr(schedule, "optimizer", None)
+        if optimizer in (theirs, getattr(theirs, "inner", None)):
+            raise InvalidParameterError(
+                "optimizer",
+                "one with a ReduceLROnPlateau",
+                "a schedule that follows the steps alone: losses of the data are not private",
+            )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, where NaN equals NaN."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -1,0 +1,161 @@
+"""Gets the gradients of single records from Opacus, in a model that stays the user's own.
+
+Opacus forms the gradient of each record in every layer. Where a linear layer has one vector of a
+record as its input, that gradient is an outer product, and is kept as its two factors, which is
+what ghost clipping does without: its norm is the product of theirs, and a weighted sum of such
+gradients is one product of matrices. Elsewhere ghost clipping has no bound that holds: it sums over
+the positions of a record too, in float32, where large terms may cancel. So there the gradients are
+formed, and count as the numbers that they are.
+"""
+
+from typing import Any
+
+import torch
+from opacus.grad_sample import GradSampleHooks
+from torch import Tensor, nn
+
+from flwr_privacy.clients.torch.record_gradients import Gradients
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
+
+__all__ = ["RecordHooks"]
+
+_AGREE = 1e-3  # relative; how far sums of float32 gradients may be apart
+
+_Kept = Tensor | tuple[Tensor, Tensor]
+
+
+class RecordHooks(GradSampleHooks):  # type: ignore[misc]
+    """Hooks that keep the gradient of each record of a batch, as `Gradients`.
+
+    Parameters
+    ----------
+    model : Module
+        The model; it is not wrapped.
+    loss_reduction : {"mean", "sum"}
+        How the loss of a batch comes from those of its records.
+
+    Raises
+    ------
+    InvalidParameterError
+        If Opacus cannot have hooks in the model.
+    """
+
+    def __init__(self, model: nn.Module, *, loss_reduction: str) -> None:
+        try:
+            super().__init__(model, loss_reduction=loss_reduction, strict=True)
+        # Opacus has these for layers that it does not know, and models that have its hooks.
+        except (NotImplementedError, ValueError) as error:
+            raise InvalidParameterError("model", str(error), "one that Opacus takes") from error
+        self._trainable: dict[str, Any] = {
+            name: p for name, p in model.named_parameters() if p.requires_grad
+        }
+
+    def capture_backprops_hook(
+        self,
+        module: nn.Module,
+        _forward_input: Any,
+        forward_output: Any,
+        loss_reduction: str,
+        batch_first: bool,
+    ) -> None:
+        """Keep the gradients of one layer: as factors if it is a linear one on plain vectors."""
+        if not getattr(module, "activations", None):  # in eval mode there are none: see `gradients`
+            return
+        if not (self.hooks_enabled and _is_plain(module)):
+            super().capture_backprops_hook(
+                module, _forward_input, forward_output, loss_reduction, batch_first
+            )
+            return
+        (inputs,), deltas = self.rearrange_grad_samples(
+            module=module,
+            backprops=forward_output[0].detach(),
+            loss_reduction=loss_reduction,
+            batch_first=batch_first,
+        )
+        del module.max_batch_len
+        # Opacus keeps its counters and gradients as attributes of the parameters.
+        layer: Any = module
+        for parameter, gradient in ((layer.weight, (deltas, inputs)), (layer.bias, deltas)):
+            if parameter is not None and parameter.requires_grad:
+                parameter._forward_counter -= 1
+                parameter.grad_sample = (
+                    gradient if parameter.grad_sample is None else [parameter.grad_sample, gradient]
+                )
+
+    def clear(self) -> None:
+        """Forget what forward and backward passes have left."""
+        for module in self._module.modules():
+            for name in ("activations", "max_batch_len"):
+                module.__dict__.pop(name, None)
+        for parameter in self._trainable.values():
+            parameter.grad_sample = None
+            parameter._forward_counter = 0
+            parameter.__dict__.pop("_current_grad_sample", None)
+
+    def gradients(self, records: int) -> Gradients:
+        """Return the gradients of the records of a batch; zeros where a parameter had no part.
+
+        Raises
+        ------
+        ProtocolError
+            If they are not those of so many records, or of several backward passes.
+        """
+        whole, outer = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
+        for name, parameter in self._trainable.items():
+            kept: _Kept | list[_Kept] | None = parameter.grad_sample
+            if isinstance(kept, list):
+                raise ProtocolError(
+                    f"the gradients of '{name}' are of {len(kept)} backward passes: a batch is one "
+                    "forward pass, one loss.backward() and one optimizer.step()"
+                )
+            if kept is None:
+                whole[name] = parameter.new_zeros(()).expand(records, *parameter.shape)
+                continue
+            rows = len(kept[0] if isinstance(kept, tuple) else kept)
+            if rows != records:
+                raise ProtocolError(
+                    f"'{name}' has gradients of {rows} records, and the batch has {records}: each "
+                    "layer must take the batch as it comes from the loader, records first"
+                )
+            if isinstance(kept, tuple):
+                outer[name] = kept
+            else:
+                whole[name] = kept
+        return Gradients(whole, outer)
+
+    def check_complete(self, gradients: Gradients, records: int) -> None:
+        """Check that the gradients of the records add up to that of the batch.
+
+        Raises
+        ------
+        InvalidParameterError
+            If they do not, or a parameter has none.
+        """
+        factor = 1 / records if self.loss_reduction == "mean" else 1.0
+        sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in self._trainable.items()}
+        one = torch.full((records,), factor, dtype=torch.float64)
+        gradients.add_to(sums, one.to(next(iter(sums.values())).device))
+        for name, parameter in self._trainable.items():
+            batch = torch.zeros_like(sums[name]) if parameter.grad is None else parameter.grad
+            if parameter.grad is None and parameter.grad_sample is None:
+                allowed = "a parameter that takes part in the loss, or requires_grad_(False) for it"
+                raise InvalidParameterError("model", f"'{name}' without a gradient", allowed)
+            apart = float((sums[name] - batch.double()).norm())
+            if not apart <= _AGREE * (float(batch.double().norm()) + 1e-6):
+                allowed = (
+                    "parameters that are used by calling their layer: Opacus does not see another "
+                    "use of a weight, nor a parameter of a module that has layers in it"
+                )
+                raise InvalidParameterError(
+                    "model", f"'{name}' without the gradients of its records", allowed
+                )
+
+
+def _is_plain(module: Any) -> bool:
+    """Tell whether a layer is linear, and used once in the batch with one vector for a record."""
+    if type(module) is not nn.Linear:
+        return False
+    (inputs,) = module.activations[-1]
+    own = [p for p in (module.weight, module.bias) if p is not None and p.requires_grad]
+    used_once = all(p._forward_counter == 1 and not hasattr(p, "_current_grad_sample") for p in own)
+    return bool(inputs.dim() == 2 and used_once and module.weight.requires_grad)

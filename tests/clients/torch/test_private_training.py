@@ -1,0 +1,483 @@
+"""private_training: the user's own loop, and what of it is refused, in a rehearsal or later."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from private_loops import CLIENT, Watched, context, loop, terms
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+
+from flwr_privacy.clients.certificates.private_steps import _request, current_private_steps
+from flwr_privacy.clients.certificates.request import opened
+from flwr_privacy.clients.node.generated import undrawn
+from flwr_privacy.clients.node.rehearsal import rehearsed
+from flwr_privacy.clients.torch import initialise, mlp, private_training
+from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError
+from flwr_privacy.pipeline.mechanism import NoFactsError
+
+SIZE = 12
+
+
+def data(size: int = SIZE) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(5)
+    return torch.randn(size, 4, generator=draws), torch.randint(3, (size,), generator=draws)
+
+
+def net() -> nn.Module:
+    return initialise(lambda: mlp([4, 6, 3]), 0)
+
+
+def rehearse(work: Callable[[], Any], **changes: Any) -> tuple[int, Watched]:
+    """Rehearse a training as the client does, and return the number of records it has."""
+    request = Watched(terms(**{"steps": 6, "sampling_rate": 0.25, **changes}))
+    with undrawn(), opened(_request, request):
+        return rehearsed("train", work, lambda: request.certificate), request
+
+
+def train(
+    model: nn.Module,
+    *,
+    given: Any = None,
+    optimizer: Any = None,
+    criterion: Any = None,
+    passes: int = 100,
+    step: Callable[..., None] | None = None,
+    **options: Any,
+) -> None:
+    """Train as an app does; `step` is what it does with a batch."""
+    criterion = criterion or nn.CrossEntropyLoss()
+    given = given if given is not None else DataLoader(TensorDataset(*data()), batch_size=4)
+    inner = optimizer or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    model, private, loader = private_training(model, inner, given, context(), **options)
+    for _ in range(passes):
+        for x, y in loader:
+            if step is not None:
+                step(model, private, x, y)
+                continue
+            private.zero_grad()
+            criterion(model(x), y).backward()
+            private.step()
+        if current_private_steps().taken >= 6:  # type: ignore[union-attr]
+            break
+
+
+# -- What works ------------------------------------------------------------------------------------
+
+OPTIMISERS = [
+    torch.optim.SGD,
+    lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9, nesterov=True, weight_decay=0.01),
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMISERS)
+def test_the_optimiser_gets_the_clipped_mean_and_goes_on_as_ever(optimizer: Any) -> None:
+    """Without noise: the loop equals one by hand that clips the gradient of each record."""
+    features, labels = data()
+    batches = [[0, 3, 5], [1], [2, 3, 4, 6, 7, 11]]
+    asked = terms(steps=3, sampling_rate=0.25, clipping_norm=0.4)
+    model = net()
+    loop(Watched(asked, batches), model, features, labels, optimizer=optimizer)
+    by_hand = net()
+    inner = optimizer(by_hand.parameters(), lr=0.1)
+    for batch in batches:
+        total = [torch.zeros_like(p) for p in by_hand.parameters()]
+        for record in batch:
+            loss = functional.cross_entropy(by_hand(features[[record]]), labels[[record]])
+            gradient = torch.autograd.grad(loss, list(by_hand.parameters()))
+            norm = torch.cat([g.flatten() for g in gradient]).norm()
+            for whole, g in zip(total, gradient, strict=True):
+                whole += g * min(1.0, 0.4 / float(norm))
+        for parameter, whole in zip(by_hand.parameters(), total, strict=True):
+            parameter.grad = whole / (0.25 * SIZE)
+        inner.step()
+    for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_losses_that_are_sums_and_dictionaries_as_batches() -> None:
+    class Named(Dataset[Any]):
+        def __len__(self) -> int:
+            return SIZE
+
+        def __getitem__(self, place: int) -> dict[str, Tensor]:
+            features, labels = data()
+            return {"image": features[place], "label": labels[place]}
+
+    criterion = nn.CrossEntropyLoss(reduction="sum")
+
+    def work() -> None:
+        model = net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader: Any = DataLoader(Named(), batch_size=4)
+        model, private, loader = private_training(
+            model, inner, loader, context(), loss_reduction="sum"
+        )
+        while not current_private_steps()._certificates:  # type: ignore[union-attr]
+            for batch in loader:
+                private.zero_grad()
+                criterion(model(batch["image"]), batch["label"]).backward()
+                private.step()
+
+    assert rehearse(work)[0] == SIZE
+
+
+def test_batches_are_poisson_and_the_loader_ends_with_the_steps() -> None:
+    features, labels = data(200)
+    watched = loop(Watched(terms(steps=90, sampling_rate=0.05)), net(), features, labels)
+    assert len(watched.drawn) == watched.taken == 90  # five passes, the last of ten batches
+    sizes = np.array([len(drawn) for drawn in watched.drawn])
+    assert abs(sizes.mean() - 10) < 5 * np.sqrt(9.5 / 90)
+    assert sizes.std() > 1.5
+    counts = np.bincount([place for drawn in watched.drawn for place in drawn], minlength=200)
+    assert counts.max() < 20
+
+
+def test_a_scheduler_of_steps_works_and_momentum_is_of_noised_sums() -> None:
+    features, labels = data()
+    rates = []
+
+    def schedule(model: nn.Module, optimizer: Any) -> None:
+        if not rates:
+            rates.append(StepLR(optimizer, 1, gamma=0.5))
+        rates.append(optimizer.param_groups[0]["lr"])
+        rates[0].step()
+
+    loop(Watched(terms(steps=3)), net(), features, labels, after_step=schedule)
+    assert rates[1:] == [0.1, 0.05, 0.025]
+
+
+def test_empty_batches_and_missing_records_give_noise_alone() -> None:
+    features, labels = data()
+    watched = loop(
+        Watched(terms(steps=3), [[], [20, 21], [2, 30]], records=40), net(), features, labels
+    )
+    assert not watched.totals[0].any()
+    assert not watched.totals[1].any()
+    alone = loop(Watched(terms(), [[2]], records=40), net(), features, labels)
+    assert watched.totals[2].any()
+    assert alone.certificate.records == 40
+    one = alone.totals[0]
+    np.testing.assert_allclose(watched.totals[2][-3:], one[-3:], atol=0.2)
+
+
+def test_frozen_weights_stay_and_have_no_noise() -> None:
+    model = net()
+    first, *_ = model.parameters()
+    first.requires_grad_(False)
+    kept = first.clone()
+    features, labels = data()
+    watched = loop(Watched(terms(steps=2, noise_multiplier=1.0)), model, features, labels)
+    assert torch.equal(first, kept)
+    assert len(watched.totals[0]) == sum(p.numel() for p in model.parameters()) - first.numel()
+
+
+def test_a_model_has_no_hooks_afterwards_and_can_be_copied() -> None:
+    model = net()
+    features, labels = data()
+    for _ in range(2):  # the same model again, as in the next round
+        loop(Watched(terms()), model, features, labels)
+    assert not hasattr(next(model.parameters()), "grad_sample")
+    functional.cross_entropy(copy.deepcopy(model)(features), labels).backward()
+
+
+def test_a_rehearsal_takes_all_steps_and_leaves_generators_as_they_were() -> None:
+    before = torch.random.get_rng_state()
+    records, request = rehearse(lambda: train(net()))
+    assert records == SIZE
+    assert request.totals == []
+    assert request.drawn == []
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+# -- What a rehearsal refuses ----------------------------------------------------------------------
+
+
+class Shared(nn.Module):
+    """Uses the weight of a layer without calling it: Opacus does not see that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.layer.weight)
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+class Centred(nn.Module):
+    """Mixes the records of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x - x.mean(dim=0))
+        return out
+
+
+def flat(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    optimizer.zero_grad()
+    twice = torch.cat([x, x])
+    functional.cross_entropy(model(twice)[: len(x)], y).backward()
+    optimizer.step()
+
+
+def accumulated(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    optimizer.zero_grad()
+    for part in (slice(0, 1), slice(1, None)):
+        functional.cross_entropy(model(x[part]), y[part]).backward()
+    optimizer.step()
+
+
+def twice(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    for _ in range(2):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def skipping(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    functional.cross_entropy(model(x), y).backward()
+
+
+def moved(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    next(model.parameters()).data.mul_(0.9)
+    optimizer.zero_grad()
+
+
+def with_closure(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    optimizer.step(lambda: functional.cross_entropy(model(x), y))
+
+
+def plateau(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    if not hasattr(model, "kept"):
+        model.kept = ReduceLROnPlateau(optimizer)  # type: ignore[assignment]
+    optimizer.zero_grad()
+    loss = functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    model.kept.step(loss.item())  # type: ignore[operator, union-attr]
+
+
+def of_other_data(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    optimizer.zero_grad()
+    features, labels = data(5)
+    functional.cross_entropy(model(features), labels).backward()
+    optimizer.step()
+
+
+def frozen_optimizer() -> None:
+    model = net()
+    first, *rest = model.parameters()
+    first.requires_grad_(False)
+    train(model, optimizer=torch.optim.SGD([first, *rest], lr=0.1))
+
+
+def off() -> None:
+    model = net()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    train(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def unseen() -> None:
+    model = net()
+    train(model, optimizer=torch.optim.SGD(list(model.parameters())[:2], lr=0.1))
+
+
+def used() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    functional.cross_entropy(model(data()[0]), data()[1]).backward()
+    optimizer.step()
+    train(model, optimizer=optimizer)
+
+
+def in_eval() -> None:
+    model = net().eval()
+    train(model)
+
+
+def drawn_by_weight() -> None:
+    sampler = WeightedRandomSampler(torch.ones(SIZE), SIZE)
+    train(net(), given=DataLoader(TensorDataset(*data()), sampler=sampler))
+
+
+def weighted() -> None:
+    train(net(), criterion=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 1.0])))
+
+
+def own_loader() -> None:
+    """Takes the batches of the app's own loader."""
+    model = net()
+    own: Any = DataLoader(TensorDataset(*data()), batch_size=4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, _ = private_training(model, inner, own, context())
+    for x, y in own:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+TRAPS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a use of a weight that Opacus does not see": (lambda: train(Shared()), "without the grad"),
+    "a parameter without a part in the loss": (lambda: train(Unused()), "without a gradient"),
+    "a model that mixes records": (lambda: train(Centred()), "whatever else is in its batch"),
+    "batch normalisation": (
+        lambda: train(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))),
+        "batch normalisation",
+    ),
+    "class weights in the mean": (weighted, "whatever else is in its batch"),
+    "a sum that is said to be a mean": (
+        lambda: train(net(), criterion=nn.CrossEntropyLoss(reduction="sum")),
+        "whatever else is in its batch",
+    ),
+    "a mean that is said to be a sum": (
+        lambda: train(net(), loss_reduction="sum"),
+        "whatever else is in its batch",
+    ),
+    "another reduction": (lambda: train(net(), loss_reduction="max"), "loss_reduction"),
+    "more rows than records": (lambda: train(net(), step=flat), "gradients of 6 records"),
+    "several backward passes": (lambda: train(net(), step=accumulated), "2 backward passes"),
+    "several steps on a batch": (lambda: train(net(), step=twice), "without a batch"),
+    "a batch without a step": (lambda: train(net(), step=skipping), "had no optimizer.step"),
+    "weights that change in between": (lambda: train(net(), step=moved), "changed between two"),
+    "a closure": (lambda: train(net(), step=with_closure), "closure"),
+    "a schedule that follows losses": (lambda: train(net(), step=plateau), "ReduceLROnPlateau"),
+    "other data than the batch": (lambda: train(net(), step=of_other_data), "gradients of 5"),
+    "requires_grad off": (off, "a model to train"),
+    "a frozen parameter in the optimiser": (frozen_optimizer, "which are frozen"),
+    "a parameter that the optimiser never saw": (unseen, "never saw"),
+    "an optimiser with moments": (used, "with a state"),
+    "LBFGS": (lambda: train(net(), optimizer=torch.optim.LBFGS(net().parameters())), "closure"),
+    "a model in eval mode": (in_eval, "without the gradients of its records"),
+    "a loader that draws": (drawn_by_weight, "WeightedRandomSampler"),
+    "no loader": (lambda: train(net(), given=[data()]), "a DataLoader"),
+    "the app's own loader": (own_loader, "without a batch"),
+    "a state from elsewhere": (
+        lambda: train(net(), step=lambda model, optimizer, x, y: optimizer.load_state_dict({})),
+        "state_dict",
+    ),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_trap_is_an_error_of_the_rehearsal(trap: str) -> None:
+    work, text = TRAPS[trap]
+    with pytest.raises(FlwrPrivacyError, match=text) as refused:
+        rehearse(work)
+    assert not isinstance(refused.value, NoFactsError)
+
+
+def test_a_loop_that_catches_errors_is_refused_all_the_same() -> None:
+    def work() -> None:
+        try:
+            train(Shared())
+        except Exception:  # noqa: BLE001 - as an app may
+            train(net())
+
+    with pytest.raises(InvalidParameterError, match="without the gradients"):
+        rehearse(work)
+
+
+def test_stopping_early_is_noticed_and_is_no_free_error() -> None:
+    """What it tells depends on what the loop looked at, so it is charged."""
+    with pytest.raises(NoFactsError, match="all the steps that were asked for"):
+        rehearse(lambda: train(net(), passes=1))
+
+
+def test_the_users_own_failure_in_a_rehearsal_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        raise KeyError("label")
+
+    assert rehearse(lambda: train(net(), step=fails))[0] == SIZE
+    assert "on generated records the client's code fails" in caplog.text
+
+
+# -- What is refused in the training itself --------------------------------------------------------
+
+
+def test_a_step_beyond_those_that_are_charged_is_refused() -> None:
+    features, labels = data()
+    found = []
+
+    def keep(model: nn.Module, optimizer: Any) -> None:
+        found.append(optimizer)
+
+    request = loop(Watched(terms(steps=2)), net(), features, labels, after_step=keep)
+    with pytest.raises(ProtocolError, match="all 2 private steps were taken"):
+        found[0].step()
+    with pytest.raises(ProtocolError, match="only so many are charged"):
+        request.noised(np.zeros(3), 12)
+
+
+def test_a_second_training_in_a_round_is_refused() -> None:
+    features, labels = data()
+    request = loop(Watched(terms()), net(), features, labels)
+    with pytest.raises(ProtocolError, match="cannot begin again"):
+        loop(request, net(), features, labels)
+
+
+def test_an_early_end_gives_no_certificate() -> None:
+    features, labels = data()
+    request = Watched(terms(steps=9, sampling_rate=0.5))
+    loop(request, net(), features, labels, epochs=1)
+    with pytest.raises(ProtocolError, match="stops early tells something of the data"):
+        _ = request.certificate
+
+
+def test_weights_that_were_chosen_are_no_result_of_the_last_step() -> None:
+    features, labels = data()
+    model, kept = net(), []
+    request = loop(
+        Watched(terms(steps=3)),
+        model,
+        features,
+        labels,
+        after_step=lambda model, _: kept.append(copy.deepcopy(model.state_dict())),
+    )
+    before = [p.detach().numpy() for p in net().parameters()]
+    done = request.certificate
+    done.check(before, [p.detach().numpy() for p in model.parameters()])
+    model.load_state_dict(kept[1])
+    with pytest.raises(ProtocolError, match=r"other arrays \(4 of 4\) than the last private step"):
+        done.check(before, [p.detach().numpy() for p in model.parameters()])
+
+
+def test_outside_of_a_scheme_and_for_another_client_it_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="no scheme asks for private steps"):
+        train(net())
+    request = Watched(terms())
+    loader: Any = DataLoader(TensorDataset(*data()))
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with opened(_request, request), pytest.raises(InvalidParameterError, match="context"):
+        private_training(model, inner, loader, context("3"))
+    assert request.plan.client == CLIENT
+
+
+def test_dropout_does_not_look_like_a_mixture_of_records() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3))
+    assert rehearse(lambda: train(model))[0] == SIZE
+    assert model[1].p == 0.5
