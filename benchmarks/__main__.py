@@ -22,6 +22,7 @@ from .noise import noise
 from .numpy_simulation import numpy_simulation
 from .per_record import per_record
 from .private import private
+from .private_steps import private_steps
 from .quantize import quantize
 from .report import HEADER, Comparison
 from .rounds import cohorts, echo, fedavg, m2fdp, secure_fedavg, udp
@@ -50,6 +51,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "accounting": accounting,
     "ledger": ledger,
     "per_record": per_record,
+    "private-steps": private_steps,
     "calibration": calibration,
     "ledger-heads": ledger_heads,
     "secure-sum": secure_sum,

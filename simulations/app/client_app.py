@@ -104,6 +104,7 @@ def train(message: Message, context: Context) -> Message:
         *_place(context),
         seed=derive_seed(settings.seed, *purpose),
         server_round=server_round,
+        context=context,
         **asked,
     )
     content = RecordDict(

@@ -45,7 +45,7 @@ class PlannedCharges:
 
     def epsilons(self, delta: float) -> dict[str, float]:
         """Return the epsilon of all releases together, by the accountants that know them."""
-        charges = [replace(charge, count=times) for _, charge, times in self.releases]
+        charges = [replace(c, count=c.count * times) for _, c, times in self.releases]
         knowing = [name for name in ACCOUNTANTS if all(supports(c, name) for c in charges)]
         return {name: spent(charges, delta=delta, accountant=name) for name in knowing}
 
@@ -77,6 +77,15 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
         costs = [("train", charge, times) for charge, times in trainings.items()]
         note = choice.text if central.noise == SERVER else ""
         return list(_alike([*costs, ("evaluate", evaluation, central.evaluations)], note=note))
+    if isinstance(strategy, UDP) and isinstance(strategy.privacy, DPSGD):
+        private = run_plan(strategy.privacy, strategy.evaluation, rounds=rounds, q=q)
+        terms, _ = private.terms([], {}, honest=0)
+        evaluation = None
+        if private.evaluations:
+            evaluation = private.evaluation_terms().charge()
+        steps = ("train", terms.charge(), private.weakest().releases)
+        note = f"a training has {strategy.privacy.steps} steps, each with a sample and a noise"
+        return list(_alike([steps, ("evaluate", evaluation, private.evaluations or 0)], note=note))
     if isinstance(strategy, ACFL) and strategy.privacy.noise == RECORD:
         model = next(iter(initial_arrays(settings).values())).numpy()
         coded = ACFLPlan(options=strategy.options, **_shape(model), rounds=rounds)
@@ -201,7 +210,7 @@ def report(settings: Settings) -> str:
             sample = f", sampled at {charge.sampling:.6g}" if charge.sampling < 1 else ""
             lines.append(
                 f"  {phase}: noise multiplier {charge.noise_multiplier:.6g} ({charge.neighbours})"
-                f"{sample}, gap {charge.gap:.3g}; {times} releases at most"
+                f"{sample}, gap {charge.gap:.3g}; {times * charge.count} releases at most"
             )
         lines += [f"  {cost.note}"] if cost.note else []
         told = [f"{value:.6g} ({name})" for name, value in cost.epsilons(delta).items()]

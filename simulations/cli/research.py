@@ -29,7 +29,10 @@ def calibrate(
     epsilon: Annotated[float, typer.Option(help="Budget of a client over all rounds.")],
     unit: Annotated[
         str | None,
-        typer.Option(help="What is protected: record or user; for m2fdp record or device."),
+        typer.Option(
+            help="What is protected: record, user or dp-sgd (a record, by noise in every step); "
+            "for m2fdp record or device."
+        ),
     ] = None,
     scheme: Annotated[
         str,
@@ -63,10 +66,15 @@ def calibrate(
     from flwr_privacy.simulations.calibration import rival_noise
 
     check_choice("scheme", scheme, ("udp", *_PLANNED, *rival_noise.RIVALS))
-    if scheme in _PLANNED:
-        _check_used(context, scheme, ("rounds", "fraction", "clients", "assignments"))
+    private_steps = scheme == "udp" and unit == "dp-sgd"
+    if scheme in _PLANNED or private_steps:
+        sampled = {"sampling_rate": sampling_rate, "clipping_norm": clipping_norm}
+        needed = sampled if private_steps else _PLANNED[scheme]
+        case = f"{scheme}, unit {unit}" if private_steps else scheme
+        used = ("rounds", "fraction", "clients", "assignments", *(sampled if private_steps else ()))
+        _check_used(context, case, used)
         chosen = {
-            **_PLANNED[scheme],
+            **needed,
             **{"scheme": scheme, "clients": clients, "rounds": rounds, "unit": unit},
             **{"epsilon": epsilon, "delta": delta},
             **{"per_round": _asked(fraction, clients), **parse_assignments(assignments or [])},

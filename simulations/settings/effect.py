@@ -154,6 +154,9 @@ def _training(settings: Settings) -> Iterator[tuple[str, str]]:
             "learning_rate": "set learning_rate (without 'training.')",
             "decay": "its steps do not fall",
         }
+    elif name == "udp" and unit == "dp-sgd":
+        case += " with unit=dp-sgd, which draws the records of a step"
+        instead = {"epochs": "set steps, those of a round", "batch_size": "set sampling_rate"}
     elif "steps" in own:  # M2FDP's schedule counts steps
         instead = {"epochs": "set steps, the local steps of a round"}
         if unit == "record":

@@ -51,6 +51,7 @@ from flwr_privacy.m2fdp import (
 from flwr_privacy.mspdq import TheorySteps
 from flwr_privacy.strategies import LoopOptions, SchemeStrategy
 from flwr_privacy.udp import (
+    DPSGD,
     ClientLosses,
     Discounting,
     LinearNoise,
@@ -102,8 +103,9 @@ _CHOICES = (
     Choice(
         "privacy",
         "unit",
-        {"user": UserLevel, "record": RecordLevel},
-        "unit=user (all data of a client is protected) or unit=record (one record is)",
+        {"user": UserLevel, "record": RecordLevel, "dp-sgd": DPSGD},
+        "unit=user (all data of a client is protected), unit=record (one record is) or unit=dp-sgd "
+        "(one record is, by noise in every step of the clients' own loop)",
     ),
     Choice(
         "privacy",

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from flwr.app import Context
 from numpy.typing import NDArray
 from torch import nn
 
@@ -32,6 +33,7 @@ from flwr_privacy.wire.identity import derive_seed
 from .data import load
 from .linear_tasks import FEATURE_NORM, BoundedMap
 from .partition import Description, describe, partition
+from .private_descent import descend_privately
 from .records import Dataset, drawn, order_of
 from .task_list import TASKS, Task, task
 from .vertical_tasks import VERTICAL_TASKS, VerticalTask, check_vertical, vertical_task
@@ -250,6 +252,7 @@ def train_client(
     steps: int | None = None,
     scale: float = 1.0,
     perturbation: float = 0.0,
+    context: Context | None = None,
 ) -> tuple[Arrays, int, dict[str, float]]:
     """Train on a client's own data, starting from `arrays`.
 
@@ -269,6 +272,8 @@ def train_client(
         Factor, >= 0, of the step size that ``settings.training`` has.
     perturbation : float, default 0.0
         Standard deviation of the regulariser of `flwr_privacy.clients.torch.train`.
+    context : Context, optional
+        Flower's context of the client; a scheme that asks for private steps needs it.
 
     Returns
     -------
@@ -292,6 +297,10 @@ def train_client(
     training = settings.training
     check_number("scale", scale, minimum=0)
     step_size = scale * training.learning_rate / (1 + training.decay * (server_round - 1))
+    if context is not None and descend_privately(
+        model, features, labels, context, loss=task.loss, learning_rate=step_size
+    ):
+        return get_arrays(model), len(labels), {}
     common: dict[str, Any] = {"perturbation": perturbation, "seed": seed, "loss": task.loss}
     if current_steps() is not None:  # a scheme that counts on which records are in a step
         train_poisson(model, features, labels, learning_rate=step_size, **common)

@@ -573,3 +573,10 @@ def test_it_says_how_the_noise_of_rounds_goes_together(
     options = ("--rounds", "100", "--fraction", "0.1", "--clients", "200", "--epsilon", "8")
     out = command("calibrate", "central-dp", *options, "--set", "noise=server", "--set", option)
     assert text in out.stdout
+def test_private_steps_are_counted_over_all_rounds(command: Command) -> None:
+    done = command(
+        *("calibrate", "udp", "--unit", "dp-sgd", "--epsilon", "8", "--rounds", "10"),
+        *("--sampling-rate", "0.02", "--set", "steps=50"),
+    )
+    assert "(replace_one), sampled at 0.02, gap 1.6e-05; 500 releases at most" in done.stdout
+    assert "epsilon at delta 1e-05: 8 (rdp)" in done.stdout

@@ -43,6 +43,11 @@ class PrivateLoader:
     """Poisson batches for a private training loop: one pass after the other, until all steps.
 
     Its length is that of a full pass, ``ceil(1 / sampling_rate)`` batches.
+
+    Attributes
+    ----------
+    passes : int
+        Passes that it takes, the last of which may be shorter.
     """
 
     def __init__(self, loader: DataLoader[Any], loop: PrivateLoop, request: Any) -> None:
@@ -51,7 +56,9 @@ class PrivateLoader:
         size = len(loader.dataset)  # type: ignore[arg-type]
         self._sampler = PoissonSampler(lambda: request.draw(size), size)
         self._batches = poisson_loader(loader, self._sampler)
-        self._length: int = math.ceil(1 / request.plan.terms.sampling_rate)
+        terms = request.plan.terms
+        self._length: int = math.ceil(1 / terms.sampling_rate)
+        self.passes: int = -(-terms.steps // self._length)
 
     def __len__(self) -> int:
         """Return the number of batches of a full pass."""
@@ -154,7 +161,7 @@ def private_training(
     A training of a Message-API app::
 
         model, optimizer, loader = private_training(model, optimizer, loader, context)
-        for epoch in range(epochs):
+        for epoch in range(loader.passes):
             for features, labels in loader:
                 optimizer.zero_grad()
                 criterion(model(features), labels).backward()

@@ -155,7 +155,8 @@ def _is_plain(module: Any) -> bool:
     """Tell whether a layer is linear, and used once in the batch with one vector for a record."""
     if type(module) is not nn.Linear:
         return False
-    (inputs,) = module.activations[-1]
-    own = [p for p in (module.weight, module.bias) if p is not None and p.requires_grad]
+    layer: Any = module
+    (inputs,) = layer.activations[-1]
+    own = [p for p in (layer.weight, layer.bias) if p is not None and p.requires_grad]
     used_once = all(p._forward_counter == 1 and not hasattr(p, "_current_grad_sample") for p in own)
-    return bool(inputs.dim() == 2 and used_once and module.weight.requires_grad)
+    return bool(inputs.dim() == 2 and used_once and layer.weight.requires_grad)

@@ -29,6 +29,7 @@ TREE = {"fanouts": "2,2"}
 OWN: dict[str, dict[str, Any]] = {
     "udp, user": {"unit": "user"},
     "udp, record": {"unit": "record"},
+    "udp, dp-sgd": {"unit": "dp-sgd", "sampling_rate": 0.2, "steps": 5},
     "m2fdp, device": {"unit": "device", "p": 0.5, **TREE},
     "m2fdp, record": {"unit": "record", "sampling_rate": 0.5, "p": 0.5, **TREE},
     "m2fdp, none": {"unit": "none", "p": 0.5, **TREE},
