@@ -31,6 +31,7 @@ __all__ = [
     "LARGEST_CLIP",
     "MOST_STEPS",
     "SMALLEST_CLIP",
+    "UPDATE_GRID",
     "PrivateStepsTerms",
     "PrivatelyTrained",
 ]
@@ -54,7 +55,7 @@ by ``2**-12 C``. Norms and factors are off by a relative ``d 2**-52``, for d up 
 what is noised.
 """
 
-_UPDATE_GRID = CodeGrid(-24)
+UPDATE_GRID = CodeGrid(-24)
 """Grid of the update as it travels: a weight moves by up to 128, in steps that float32 has at 1."""
 
 
@@ -264,10 +265,10 @@ class PrivateStepsTerms(Mechanism):
     ) -> Answer:
         """Return the codes of the update: its noise came in the steps."""
         update, records = measured
-        limit = CODE_LIMIT * _UPDATE_GRID.step
-        codes = _UPDATE_GRID.encode(np.clip(update.vector, -limit, limit))
+        limit = CODE_LIMIT * UPDATE_GRID.step
+        codes = UPDATE_GRID.encode(np.clip(update.vector, -limit, limit))
         return update.arrays(saturated(codes)), {METRICS: {"num-examples": records}}
 
     def accumulator(self, start: Arrays) -> GridMean:
         """Return an empty sum of codes."""
-        return GridMean(start, _UPDATE_GRID, released_names(start, self.keep_back))
+        return GridMean(start, UPDATE_GRID, released_names(start, self.keep_back))

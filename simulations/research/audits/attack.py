@@ -20,6 +20,7 @@ from .observed import Session
 from .one_shot import one_shot
 from .udp import udp_users
 from .udp_records import udp_records, udp_sampled
+from .udp_steps import udp_steps, udp_steps_sampled
 from .verdicts import LEVEL, Audit, reported
 
 __all__ = ["SCHEMES", "report"]
@@ -33,6 +34,9 @@ SCHEMES: Mapping[str, Mapping[str, Callable[[], Session]]] = {
         "records": udp_records,
         "records, small epsilon": partial(udp_records, epsilon=_EPSILON, clients=60, rounds=2),
         "samples of records": udp_sampled,
+        "private steps": udp_steps,
+        "private steps, small epsilon": partial(udp_steps, epsilon=_EPSILON, clients=60, rounds=2),
+        "samples of private steps": udp_steps_sampled,
     },
     "central-dp": {
         "server": central_server,
