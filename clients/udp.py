@@ -15,7 +15,7 @@ from flwr_privacy.clients.certificates.private_steps import (
     PrivateStepsRequest,
     asked_private_steps,
 )
-from flwr_privacy.clients.node.base import Evaluate, Train
+from flwr_privacy.clients.node.base import Evaluate, Train, Trained
 from flwr_privacy.clients.node.client_app import SchemeClientApp
 from flwr_privacy.clients.node.generated import generated_like, undrawn
 from flwr_privacy.clients.node.private_evaluation import EvaluatingClient, is_private
@@ -130,26 +130,27 @@ def _private_steps(
 ) -> PrivatelyTrained:
     """Have the user's loop take the private steps that were asked for, and nothing else."""
     with asked_private_steps(replace(plan, records=facts.records), random) as request:
-        return _looped(request, start, train)
+        return _last_step(request, start, train(start))
 
 
 def _counted_private_steps(plan: PrivateStepsPlan, start: Arrays, train: Train) -> Facts:
     """Rehearse the loop, to its end, on generated records and arrays that say nothing of data."""
-    made = generated_like(start)
+    made, trained = generated_like(start), Trained({}, {})
+
+    def work() -> None:
+        nonlocal trained
+        trained = train(made)
+
     with undrawn(), asked_private_steps(plan) as request:
-        return Facts(
-            records=rehearsed(
-                TRAIN, lambda: _looped(request, made, train), lambda: request.certificate
-            )
-        )
+        return Facts(records=rehearsed(TRAIN, work, lambda: _last_step(request, made, trained)))
 
 
-def _looped(request: PrivateStepsRequest, start: Arrays, train: Train) -> PrivatelyTrained:
+def _last_step(request: PrivateStepsRequest, start: Arrays, trained: Trained) -> PrivatelyTrained:
     """Return the outcome of the user's loop, if it is the model of the last private step."""
-    trained = dict(train(start).arrays)
+    arrays = dict(trained.arrays)
     done = request.certificate
-    done.check(start.values(), trained.values())
-    return PrivatelyTrained(trained, done.records)
+    done.check(start.values(), arrays.values())
+    return PrivatelyTrained(arrays, done.records)
 
 
 def _steps(

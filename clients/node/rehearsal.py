@@ -70,6 +70,8 @@ class Rehearsal:
         What the generated records raised, or a check of the settings and the model.
     whole : bool
         Whether the user's function goes on to its end: the loop is its own (`going_on`).
+    raised : Exception or None
+        What such a function raised by itself: it may have looked at its data.
     """
 
     def __init__(self, kind: str) -> None:
@@ -78,6 +80,7 @@ class Rehearsal:
         self.layout: tuple[Layout, Layout] | tuple[()] = ()
         self.error: Exception | None = None
         self.whole = False
+        self.raised: Exception | None = None
 
     @property
     def called(self) -> bool:
@@ -96,8 +99,9 @@ class Rehearsal:
         """
         if isinstance(self.error, FlwrPrivacyError):
             raise self.error
-        if self.error is not None:
-            logger.warning("on generated records the client's code fails", exc_info=self.error)
+        error = self.error or self.raised
+        if error is not None:
+            logger.warning("on generated records the client's code fails", exc_info=error)
 
     def unfit(self, error: Exception) -> None:
         """Take note of a model that does not fit the request, before a trainer was called."""
@@ -182,8 +186,7 @@ def counted(kind: str = TRAIN) -> Iterator[Rehearsal]:
     except Exception as error:
         if not rehearsal.called:
             raise
-        if rehearsal.whole and rehearsal.error is None:
-            rehearsal.error = error
+        rehearsal.raised = error if rehearsal.whole else None
 
 
 class Loading:
@@ -269,7 +272,8 @@ def rehearsed(kind: str, work: Callable[[], Any], certificate: Callable[[], Any]
     work : callable
         The user's function.
     certificate : callable
-        Raises an error that says what is missing where no trainer was called.
+        Raises an error that says what is missing where no trainer was called, or a loop of the
+        user's own has ended.
 
     Raises
     ------
@@ -282,7 +286,8 @@ def rehearsed(kind: str, work: Callable[[], Any], certificate: Callable[[], Any]
     try:
         with counted(kind) as rehearsal:
             work()
-        if not rehearsal.called or (rehearsal.whole and rehearsal.error is None):
+        ended = rehearsal.whole and not (rehearsal.error or rehearsal.raised)
+        if ended or not rehearsal.called:
             certificate()
     # Whatever a user's function raises.
     except Exception as error:

@@ -55,6 +55,6 @@ def descend_privately(
     for _ in range(loader.passes):
         for x, y in loader:
             optimizer.zero_grad()
-            loss(model(x.to(device)), y.to(device)).backward()
+            torch.autograd.backward(loss(model(x.to(device)), y.to(device)))
             optimizer.step()
     return True

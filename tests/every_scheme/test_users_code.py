@@ -12,7 +12,18 @@ import torch
 from every_scheme import CASES, CHARGED, UNCHARGED
 from flwr.app import Error, Message, RecordDict
 from scheme_node import Case, Node, Said, plain
-from users_code import batches, columns, evaluation, fit, losses, nothing, squared, steps, tables
+from users_code import (
+    batches,
+    columns,
+    evaluation,
+    fit,
+    losses,
+    nothing,
+    private_steps,
+    squared,
+    steps,
+    tables,
+)
 
 from flwr_privacy.clients import VerticalData
 from flwr_privacy.errors import (
@@ -109,6 +120,7 @@ FAILING: dict[Callable[..., Any], dict[str, Callable[..., Any]]] = {
     },
     steps: {**failing_steps(steps), "other arrays": around(steps, moved)},
     batches: {**failing_steps(batches), "other arrays": around(batches, moved)},
+    private_steps: {**failing_steps(private_steps), "other arrays": around(private_steps, moved)},
     losses: failing_steps(losses),
     tables: {
         **ERRORS,
@@ -136,6 +148,7 @@ IDLE: dict[Callable[..., Any], Callable[..., Any]] = {
     evaluation: lambda parameters: (4.0, 3, {}),
     steps: partial(steps, loss=still),
     batches: partial(batches, loss=still),
+    private_steps: partial(private_steps, loss=still),
     tables: filled(0.0),
 }
 """Code with which the answer says nothing but its noise."""
@@ -176,10 +189,14 @@ ODD: dict[Callable[..., Any], dict[str, Callable[..., Any]]] = {
     **{
         work: {
             "the loss is no number for a record": partial(work, loss=no_number),
-            **({} if work is steps else {"the loss raises": partial(work, loss=lossy)}),
+            **(
+                {}
+                if work in (steps, private_steps)
+                else {"the loss raises": partial(work, loss=lossy)}
+            ),
             "records of any size": partial(work, features=RECORDS),
         }
-        for work in (steps, batches, losses)
+        for work in (steps, batches, losses, private_steps)
     },
     tables: {"at its bound": filled(1.0), "short": filled(0.5, 1), "tiny": filled(1e-300)},
     columns: {
@@ -320,14 +337,16 @@ def test_a_model_for_which_there_is_no_answer_is_refused_before_its_charge(
     assert node.charges() == (kind == "answer")
     assert kind == "answer" or said[0] == ERROR_CODE
     # A rehearsal tells how many records there are, which a record's noise follows from.
-    assert kind == "answer" or node.ran <= (case.user is steps and np.isfinite(value))
+    assert kind == "answer" or node.ran <= (
+        case.user in (steps, private_steps) and np.isfinite(value)
+    )
 
 
 class Exiting:
     """Code that ends its process, at once or in the training that a rehearsal is followed by."""
 
     def __init__(self, work: Callable[..., Any], *, again: bool) -> None:
-        self.work, self.first = work, work in (steps, batches, losses) and not again
+        self.work, self.first = work, work in (steps, batches, losses, private_steps) and not again
 
     def __call__(self, *given: Any) -> Any:
         if self.first:

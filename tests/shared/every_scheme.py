@@ -7,7 +7,17 @@ import numpy as np
 from acfl_app import gradient_terms, setup_terms
 from flwr.app import Context, RecordDict
 from scheme_node import MODEL, SUMMED, Case, Fields, Inner, Node
-from users_code import batches, columns, evaluation, fit, losses, nothing, steps, tables
+from users_code import (
+    batches,
+    columns,
+    evaluation,
+    fit,
+    losses,
+    nothing,
+    private_steps,
+    steps,
+    tables,
+)
 
 from flwr_privacy import m2fdp, mspdq, udp
 from flwr_privacy.central_dp.terms import CentralDPTerms
@@ -62,6 +72,15 @@ UPDATE = udp.UDPTerms(
     count_failed=True,
 )
 STEPS = with_(UPDATE, unit="record", learning_rate=0.5, grid=-24, count_failed=False)
+PRIVATE = udp.PrivateStepsTerms(
+    steps=2,
+    sampling_rate=1.0,
+    clipping_norm=1.0,
+    noise_multiplier=5.0,
+    **BUDGET,
+    gap=1e-3,
+    grid=-27,
+)
 LOSS = udp.LossTerms(unit="user", cap=4.0, noise_multiplier=5.0, **BUDGET, gap=1e-2)
 SHARES = CentralDPTerms(
     noise="distributed",
@@ -367,6 +386,14 @@ CASES: dict[str, Case] = {
     ),
     "udp, records": Case(
         half=UDPClient, user=steps, fields=write(STEPS), **RECORD_LEVEL, reach=0.5, grid=-24
+    ),
+    "udp, private steps": Case(
+        half=UDPClient,
+        user=private_steps,
+        fields=write(PRIVATE),
+        **RECORD_LEVEL,
+        reach=2.0,
+        grid=-24,
     ),
     "udp, shares of records": Case(
         half=UDPClient,

@@ -5,9 +5,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import Context, RecordDict
+from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_privacy.clients import VerticalData
-from flwr_privacy.clients.torch import evaluate_per_record, train_per_record, train_poisson
+from flwr_privacy.clients.torch import (
+    evaluate_per_record,
+    private_training,
+    train_per_record,
+    train_poisson,
+)
 
 
 def fit(parameters: list[Any]) -> Any:
@@ -33,7 +40,21 @@ def per_record(trainer: Callable[..., Any], **options: Any) -> Callable[[list[An
     return work
 
 
+def looped(net: torch.nn.Module, features: Any, labels: Any, *, loss: Any) -> None:
+    """A loop of private steps, as the client "0" has it."""
+    context = Context(1, 1, {"client-id": "0"}, RecordDict(), {})
+    loader: Any = DataLoader(TensorDataset(torch.from_numpy(features), torch.from_numpy(labels)))
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.5)
+    net, optimizer, loader = private_training(net, optimizer, loader, context)
+    for _ in range(loader.passes):
+        for batch, own in loader:
+            optimizer.zero_grad()
+            torch.autograd.backward(loss(net(batch), own))
+            optimizer.step()
+
+
 steps = per_record(train_per_record)
+private_steps = per_record(looped)
 batches = per_record(train_poisson, learning_rate=0.1)
 _losses = per_record(evaluate_per_record)
 

@@ -72,7 +72,8 @@ class PrivateOptimizer(Optimizer):
         InvalidParameterError
             Always: what the noise is for is known before the training.
         """
-        raise InvalidParameterError("param_group", "further parameters", "all of them at first")
+        with self._loop.telling():
+            raise InvalidParameterError("param_group", "further parameters", "all of them at first")
 
     def state_dict(self) -> Any:
         """Return the state of the user's optimiser."""
@@ -86,7 +87,8 @@ class PrivateOptimizer(Optimizer):
         InvalidParameterError
             Always: its moments may be of gradients without noise.
         """
-        raise InvalidParameterError("state_dict", "a state from elsewhere", "none")
+        with self._loop.telling():
+            raise InvalidParameterError("state_dict", "a state from elsewhere", "none")
 
     def __repr__(self) -> str:
         return f"PrivateOptimizer({self.inner!r})"

@@ -148,8 +148,8 @@ class _Linear(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, records: Tensor) -> Tensor:
-        one, other = records.split(_ARRAYS, dim=1)
-        out: Tensor = self.first(one) + self.second(other)
+        first = _ARRAYS[0]
+        out: Tensor = self.first(records[:, :first]) + self.second(records[:, first:])
         return out
 
 
@@ -161,8 +161,7 @@ def _descended(client: str, features: np.ndarray, start: Model) -> tuple[Model, 
     """Train as an app does."""
     model: nn.Module = _Linear()
     set_arrays(model, start)
-    config = {"partition-id": int(client), "num-partitions": int(client) + 1, "client-id": client}
-    context = Context(0, 0, {**config}, RecordDict(), {})
+    context = Context(0, 0, {"client-id": client}, RecordDict(), {})
     loader = DataLoader(TensorDataset(torch.from_numpy(features)))
     sgd = torch.optim.SGD(model.parameters(), lr=_RATE)
     model, optimizer, batches = private_training(model, sgd, loader, context)
