@@ -5,33 +5,18 @@ What is released, in which order, and what it costs is the pipeline's
 """
 
 import logging
-from dataclasses import replace
 from typing import ClassVar
 
 from flwr_privacy.clients.certificates.per_record_loss import asked_loss
 from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
-from flwr_privacy.clients.certificates.private_steps import (
-    PrivateStepsPlan,
-    PrivateStepsRequest,
-    asked_private_steps,
-)
-from flwr_privacy.clients.node.base import Evaluate, Train, Trained
+from flwr_privacy.clients.node.base import Evaluate, Train
 from flwr_privacy.clients.node.client_app import SchemeClientApp
-from flwr_privacy.clients.node.generated import generated_like, undrawn
 from flwr_privacy.clients.node.private_evaluation import EvaluatingClient, is_private
 from flwr_privacy.clients.node.rehearsal import rehearsed
 from flwr_privacy.pipeline.mechanism import Facts, Release
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.randomness import SecureRandom
-from flwr_privacy.udp import (
-    RECORD_UNIT,
-    LossTerms,
-    MeanLoss,
-    PrivatelyTrained,
-    PrivateStepsTerms,
-    Steps,
-    UDPTerms,
-)
+from flwr_privacy.udp import RECORD_UNIT, LossTerms, MeanLoss, Steps, UDPTerms
 from flwr_privacy.wire import fields as records
 from flwr_privacy.wire.arrays import Arrays, zeros_like
 from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
@@ -39,6 +24,9 @@ from flwr_privacy.wire.message import EVALUATE, TRAIN, Fields
 __all__ = ["UDPClient", "UDPClientApp"]
 
 logger = logging.getLogger("flwr.privacy")
+
+TRAINING = "training"
+"""Entry of the terms of a training that is not one of `UDPTerms`."""
 
 
 class UDPClient(EvaluatingClient):
@@ -72,14 +60,11 @@ class UDPClient(EvaluatingClient):
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Release:
         """Return the release of a training."""
-        terms = _terms(fields)
-        if isinstance(terms, PrivateStepsTerms):
-            plan = PrivateStepsPlan(terms=terms, client=self._store().client_id)
-            return Release(
-                mechanism=terms,
-                work=lambda random, facts: _private_steps(plan, arrays, train, facts, random),
-                facts=lambda: _counted_private_steps(plan, arrays, train),
-            )
+        if TRAINING in fields:
+            from .private_steps import release_of_steps  # late: most nodes are not asked for them
+
+            return release_of_steps(self._store().client_id, arrays, fields, train)
+        terms = records.read(UDPTerms, fields)
         if terms.unit != RECORD_UNIT:
             return Release(
                 mechanism=terms,
@@ -109,48 +94,17 @@ class UDPClient(EvaluatingClient):
         """Return an empty sum of codes."""
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
-        return _terms(fields).accumulator(arrays)
+        if TRAINING in fields:
+            from .private_steps import terms_of  # late, as above
+
+            return terms_of(fields).accumulator(arrays)
+        return records.read(UDPTerms, fields).accumulator(arrays)
 
 
 class UDPClientApp(SchemeClientApp):
     """Flower's ClientApp with `UDPClient` around it; see `SchemeClientApp`."""
 
     scheme_client = UDPClient
-
-
-def _terms(fields: Fields) -> UDPTerms | PrivateStepsTerms:
-    """Read the terms of a training."""
-    if "training" in fields:
-        return records.read(PrivateStepsTerms, fields)
-    return records.read(UDPTerms, fields)
-
-
-def _private_steps(
-    plan: PrivateStepsPlan, start: Arrays, train: Train, facts: Facts, random: SecureRandom
-) -> PrivatelyTrained:
-    """Have the user's loop take the private steps that were asked for, and nothing else."""
-    with asked_private_steps(replace(plan, records=facts.records), random) as request:
-        return _last_step(request, start, train(start))
-
-
-def _counted_private_steps(plan: PrivateStepsPlan, start: Arrays, train: Train) -> Facts:
-    """Rehearse the loop, to its end, on generated records and arrays that say nothing of data."""
-    made, trained = generated_like(start), Trained({}, {})
-
-    def work() -> None:
-        nonlocal trained
-        trained = train(made)
-
-    with undrawn(), asked_private_steps(plan) as request:
-        return Facts(records=rehearsed(TRAIN, work, lambda: _last_step(request, made, trained)))
-
-
-def _last_step(request: PrivateStepsRequest, start: Arrays, trained: Trained) -> PrivatelyTrained:
-    """Return the outcome of the user's loop, if it is the model of the last private step."""
-    arrays = dict(trained.arrays)
-    done = request.certificate
-    done.check(start.values(), arrays.values())
-    return PrivatelyTrained(arrays, done.records)
 
 
 def _steps(

@@ -141,7 +141,7 @@ def _belongs(cls: Any, called: str, wrong: str) -> str:
         for name in {f.name for kind in kinds for f in fields(kind) if f.init}:
             having = [k.__name__ for k in kinds if any(f.name == name for f in fields(k))]
             owners[name] = (
-                f"{' and '.join(having)} {'have' if len(having) > 1 else 'has'} it, as in "
+                f"{_listed(having)} {'have' if len(having) > 1 else 'has'} it, as in "
                 f"{called}({field}={having[0]}({name}=...))"
             )
     if wrong in owners:
@@ -149,6 +149,11 @@ def _belongs(cls: Any, called: str, wrong: str) -> str:
     close = get_close_matches(wrong, [*own, *owners], n=1, cutoff=0.5)
     where = f"; {owners[close[0]]}" if close and close[0] not in own else ""
     return f"{nearest(wrong, [*own, *owners])}{where}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _takes(cls: Any, name: str) -> str:

@@ -43,7 +43,7 @@ def test_defaults_are_those_of_the_classes() -> None:
     found = {(one.name, one.only): one.default for one in parameters_of(UDP)}
     assert found["clipping_norm", ("unit=user",)] == "1.0"
     assert found["clipping_norm", ("unit=record",)] == "0.5"
-    assert found["epsilon", ("unit=user", "unit=record")] == "8.0"
+    assert found["epsilon", ("unit=user", "unit=record", "unit=dp-sgd")] == "8.0"
     assert found["unit", ()] == found["learning_rate", ("unit=record",)] == "required"
     assert found["beta", ("schedule=discounting",)] == "0.9"
     assert found["schedule", ()] == "None"

@@ -90,7 +90,7 @@ def test_no_parameter_hides_a_method(kind: type) -> None:
         (
             UDP,
             {"epsilon": 8.0},
-            "^UDP has no 'epsilon': UserLevel and RecordLevel have it, as in UDP",
+            "^UDP has no 'epsilon': UserLevel, RecordLevel and DPSGD have it, as in UDP",
         ),
         (UDP, {}, r"^UDP needs 'privacy': it is required, as UserLevel\(...\) or RecordLevel"),
         (UDP, {"privacy": "record"}, r"^privacy = 'record': expected UserLevel\(...\)"),
