@@ -573,6 +573,8 @@ def test_it_says_how_the_noise_of_rounds_goes_together(
     options = ("--rounds", "100", "--fraction", "0.1", "--clients", "200", "--epsilon", "8")
     out = command("calibrate", "central-dp", *options, "--set", "noise=server", "--set", option)
     assert text in out.stdout
+
+
 def test_private_steps_are_counted_over_all_rounds(command: Command) -> None:
     done = command(
         *("calibrate", "udp", "--unit", "dp-sgd", "--epsilon", "8", "--rounds", "10"),
