@@ -411,7 +411,7 @@ def _named(header: Header, place: "SumPlace | None", told: bytes) -> Fields:
         "certain": 0 if place is None else place.believed.certain,
         "code-limit": 0 if place is None else place.bounds.code_limit,
         "needed": [] if place is None else place.needed,
-        "withstands-lies": place is not None and place.withstands_lies,
+        "withstood": 0 if place is None else place.withstood,
     }
 
 

@@ -27,7 +27,7 @@ from flwr_privacy.privacy.averaging import Metrics, WeightedMean
 from flwr_privacy.secure_sum import Bounds, Invitation, Joined, MaskedSum, Participant
 from flwr_privacy.secure_sum.masked import MASKED, residues, vector_size
 from flwr_privacy.secure_sum.messages import DEAL, JOIN, KEYS, OPEN, OWN, SIGNED, Opening, Revealed
-from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum, withstands_lies
+from flwr_privacy.secure_sum.trust import BelievedSum, believed_sum, withstood_colluders
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.digests import request_digest
 from flwr_privacy.wire.fields import read, write
@@ -61,8 +61,9 @@ class SumPlace:
         How many clients are in any sum that the server can open.
     needed : list of str
         Those without whose vectors nobody who shares masks with the client opens the sum.
-    withstands_lies : bool
-        Whether a server that tells each client another story can open no single vector.
+    withstood : int
+        How many of these may collude with a server that tells each client another story, and it
+        can open no single vector.
     """
 
     store: ContextStore
@@ -71,7 +72,7 @@ class SumPlace:
     bounds: Bounds
     believed: BelievedSum
     needed: list[str]
-    withstands_lies: bool
+    withstood: int
 
     def masked(self, arrays: Arrays, metrics: Metrics) -> tuple[Arrays, dict[str, Any]]:
         """Return the masked reply that may leave the node, and the metrics that may go with it.
@@ -127,9 +128,10 @@ def join(context: Context, header: Header, content: RecordDict) -> SumPlace:
         }
         believed = believed_sum(cohort=bounds.cohort, **told)
         needed = participant.needed(joined.session)
-        store.policy.check_sum(believed.clients)
+        store.policy.check_sum(believed.clients - len(needed))
         participant.join(joined, request_digest(content, without=OWN))
-    return SumPlace(store, header, joined, bounds, believed, needed, withstands_lies(**told))
+    withstood = withstood_colluders(needed=len(needed), **told)
+    return SumPlace(store, header, joined, bounds, believed, needed, withstood)
 
 
 def step_of(header: Header) -> int:
@@ -182,7 +184,7 @@ def answer_phase(context: Context, header: Header, content: RecordDict) -> Recor
             try:
                 invitation = read(Invitation, _record(content, DEAL))
                 _check_signatures(store, header.experiment_id, invitation)
-                store.policy.check_sum(invitation.threshold)
+                store.policy.check_sum(invitation.threshold - len(invitation.needed))
                 dealt = ConfigRecord(write(participant.deal(invitation)))
             except (ProtocolError, DeclinedError, InvalidParameterError) as error:
                 if OPEN not in content:

@@ -339,9 +339,11 @@ def _check_committee(
             )
     if sorted(fields["needed"]) != sorted(members):
         raise DeclinedError(f"{asked} in a secure sum that opens without some of them")
-    if not fields["withstands-lies"]:
+    colluding = len(members) - honest_members(len(members), trusted=len(trusted))
+    if fields["withstood"] < colluding:
         raise DeclinedError(
             f"{asked} in a secure sum in which a server that lies about who is missing may open "
-            "single answers: it needs a threshold of two thirds in a complete graph"
+            f"single answers with the help of {colluding} members: it needs a threshold of two "
+            "thirds in a complete graph"
         )
     return trusted

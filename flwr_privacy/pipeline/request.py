@@ -12,7 +12,7 @@ from flwr_privacy.wire.message import Fields
 
 __all__ = ["DELIVERY", "Request", "question_of", "request_of"]
 
-DELIVERY = frozenset({"summed", "honest", "certain", "code-limit", "needed", "withstands-lies"})
+DELIVERY = frozenset({"summed", "honest", "certain", "code-limit", "needed", "withstood"})
 """Entries that say how an answer is delivered; they do not change what is released."""
 
 
@@ -30,8 +30,8 @@ class Request:
         The arrays that came with it.
     fields : Mapping
         The scheme's own values; of the secure sum ``summed``, ``honest`` and ``certain``, what the
-        client believes of it (`flwr_privacy.secure_sum.trust`), ``withstands-lies``, ``needed``,
-        those without whom it is not opened, and ``code-limit``.
+        client believes of it (`flwr_privacy.secure_sum.trust`), ``needed``, those without
+        whom it is not opened, ``withstood``, how many of these may collude, and ``code-limit``.
     guarantees_dp : bool, default True
         Whether the client half promises differential privacy.
     """
@@ -68,5 +68,5 @@ def request_of(
     named = {"experiment-id", "round", "request"}
     own = {key: value for key, value in fields.items() if key not in named}
     nothing = {"summed": 0, "honest": 0, "certain": 0, "code-limit": 0}
-    own = {**nothing, "needed": [], "withstands-lies": False, **own}
+    own = {**nothing, "needed": [], "withstood": 0, **own}
     return Request(scheme, question_of(phase, fields), arrays, own, guarantees_dp)

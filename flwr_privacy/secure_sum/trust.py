@@ -10,7 +10,7 @@ from flwr_privacy.errors import ProtocolError
 
 from .graph import is_safe
 
-__all__ = ["BelievedSum", "believed_sum", "withstands_lies"]
+__all__ = ["BelievedSum", "believed_sum", "withstood_colluders"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +108,16 @@ def believed_sum(
     )
 
 
-def withstands_lies(
+def withstood_colluders(
     *,
     threshold: int,
     roster: int,
     local_threshold: int,
+    needed: int = 0,
     pinned: int | None = None,
     max_cohort: int | None = None,
-) -> bool:
-    """Tell whether a server that lies can open no client's two secrets, as far as a client sees.
+) -> int:
+    """Return how many of those whom a sum needs may collude with a server that lies.
 
     It tells some clients that another one survived, and some that it is missing. Both secrets are
     opened only if ``2 * threshold - roster`` or more of the roster collude with it. The graph has
@@ -125,20 +126,30 @@ def withstands_lies(
     Parameters
     ----------
     threshold, roster, local_threshold, pinned, max_cohort
-        As in `believed_sum`: a fifth of those whom the client knows counts as colluding, and so
-        does everybody beyond them.
+        As in `believed_sum`: a fifth of those whom the client knows counts as colluding beside
+        those who are needed, and so does everybody whom it does not know.
+    needed : int, default 0
+        Clients without whom the sum is not opened. They do not count in that fifth.
+
+    Returns
+    -------
+    int
+        At least 0; also where it withstands nobody, or the graph is sparse.
 
     Examples
     --------
-    A bare majority of 25 clients does not, two thirds do:
+    A bare majority of 25 clients withstands none, two thirds do:
 
-    >>> [withstands_lies(threshold=t, roster=25, local_threshold=t) for t in (13, 15, 16, 17)]
-    [False, False, True, True]
+    >>> told = {"roster": 25, "needed": 5}
+    >>> [withstood_colluders(threshold=t, local_threshold=t, **told) for t in (13, 15, 16, 17)]
+    [0, 0, 2, 4]
     """
+    if threshold != local_threshold:
+        return 0
     limits = [limit for limit in (pinned, max_cohort) if limit is not None]
     known = min([roster, *limits])
-    colluding = roster - known + known // 5
-    return threshold == local_threshold and colluding < 2 * threshold - roster
+    beside = roster - known + max(0, known - needed) // 5
+    return max(0, 2 * threshold - roster - 1 - beside)
 
 
 def _fits(cohort: int, threshold: int, roster: int, local_threshold: int) -> bool:

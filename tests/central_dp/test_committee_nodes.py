@@ -67,7 +67,7 @@ COMMITTEES: list[tuple[dict[str, Any], str]] = [
     ({"needed": MEMBERS[:4]}, "a secure sum that opens without some of them"),
     ({"needed": []}, "a secure sum that opens without some of them"),
     ({"needed": [*MEMBERS, "ward-8"]}, "a secure sum that opens without some of them"),
-    ({"withstands-lies": False}, "it needs a threshold of two thirds in a complete graph"),
+    ({"withstood": 0}, "with the help of 1 members: it needs a threshold of two thirds"),
     ({"members": ["m0", "m1", "m2", "m3", "x"]}, "does not have ['x']"),
 ]
 
@@ -104,6 +104,9 @@ def test_a_fifth_of_those_who_may_be_members_counts_as_colluding(tmp_path: Path)
     assert terms_of().parties == 4
     with pytest.raises(DeclinedError, match=r"noise for 4 honest members of 5 .* counts on 3"):
         node.ask(1)
+    with pytest.raises(DeclinedError, match="with the help of 2 members"):
+        node.ask(1, replace(terms_of(), parties=3), withstood=1)
+    node.ask(1, replace(terms_of(), parties=3))
     nine = Node(tmp_path, "ward-8", policy=f"noise_members = {ten[:9]}\n")
     nine.ask(1)
 

@@ -291,6 +291,25 @@ def test_made_up_members_are_declined(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/*.ledger"))
 
 
+@pytest.mark.parametrize(
+    ("threshold", "limit", "answers"),
+    [
+        (7, "min_summed = 2", True),
+        (6, "min_summed = 2", False),
+        (7, "min_summed = 2\nmax_cohort = 6", False),
+        (7, "min_summed = 3", False),
+    ],
+)
+def test_the_least_size_of_a_sum_counts_no_members(
+    tmp_path: Path, threshold: int, limit: str, answers: bool
+) -> None:
+    """Two clients and five members a round: the members have no data among which one hides."""
+    strategy = of_wards(secure_sum=SecureSum(threshold=threshold))
+    policy = f"noise_members = {NAMES[:5]}\n{limit}\n"
+    result = run(strategy, nodes=deployed(tmp_path, policy=policy), num_rounds=1)
+    assert [not line["skipped"] for line in lines_of(result)] == [answers]
+
+
 def test_too_few_members_are_refused_before_anybody_is_asked(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match=re.escape("committee.members = 5")):
         run(of_wards(), nodes=deployed(tmp_path)[1:], num_rounds=2)

@@ -5,14 +5,15 @@ import re
 from dataclasses import replace
 
 import pytest
-from lying_server import groups_of, stories
+from lying_server import groups_of, laid_open, stories
 from parties import deal, join, masked, new_parties, new_session, plain_sum, reveal, summed
 from sum_session import CLIENTS, DEALT, SENT, SURVIVORS, Sum
 
 from flwr_privacy.errors import ProtocolError, RefusedPeersError
+from flwr_privacy.privacy.distributed_noise import honest_members
 from flwr_privacy.secure_sum import NotOpenedError
 from flwr_privacy.secure_sum.conflicts import Conflict, apart
-from flwr_privacy.secure_sum.trust import withstands_lies
+from flwr_privacy.secure_sum.trust import withstood_colluders
 
 NEEDED = ["c01", "c03"]
 
@@ -119,17 +120,49 @@ def test_no_story_of_a_lying_server_opens_a_sum_without_one(clients: int, thresh
     assert all(needed <= group for group in found)
 
 
+@pytest.mark.parametrize(("clients", "threshold"), [(3, 2), (4, 3), (5, 4)])
+def test_more_colluders_than_are_withstood_open_a_vector(clients: int, threshold: int) -> None:
+    """Two of three is a threshold of two thirds, and one colluder opens the third one's vector."""
+    withstood = withstood_colluders(
+        threshold=threshold, roster=clients, local_threshold=threshold, needed=2
+    )
+    for count in (withstood, withstood + 1):
+        colluding, open_ = set(range(count)), set[int]()
+        honest = sorted(set(range(clients)) - colluding)
+        options = [
+            [(d, s) for d, s in stories(client, clients, threshold) if {0, 1} <= d & s]
+            for client in honest
+        ]
+        for told in itertools.product(*options):
+            open_ |= laid_open(dict(zip(honest, told, strict=True)), threshold, colluding)
+        assert bool(open_) == (count > withstood)
+
+
 def test_what_a_node_needs_of_the_threshold() -> None:
-    """A fifth of those that it knows colludes, and everybody whom it does not know."""
+    """A fifth of those that it knows beside them colludes, and everybody whom it does not know."""
 
-    def of(threshold: int, **values: int) -> bool:
-        told = {"roster": 25, "local_threshold": threshold, **values}
-        return withstands_lies(threshold=threshold, **told)
+    def of(threshold: int, **values: int) -> int:
+        told = {"roster": 25, "local_threshold": threshold, "needed": 5, **values}
+        return withstood_colluders(threshold=threshold, **told)
 
-    assert [of(t) for t in (15, 16)] == [False, True]
-    assert [of(17, pinned=p) for p in (20, 21, 22)] == [False, True, True]
+    assert [of(t) for t in (14, 15, 16, 17)] == [0, 0, 2, 4]
+    assert [of(17, needed=n) for n in (0, 1, 6, 25)] == [3, 4, 5, 8]
+    assert [of(17, pinned=p) for p in (19, 20, 21, 22)] == [0, 0, 1, 2]
     assert not of(17, max_cohort=12)
     assert not of(17, local_threshold=9)  # a sparse graph
+
+
+# With (named, members, nodes, threshold): one colluder more than a fifth of all nodes are.
+@pytest.mark.parametrize("case", [(5, 2, 3, 2), (10, 3, 4, 3), (20, 5, 6, 4), (50, 11, 12, 8)])
+def test_a_small_roster_does_not_hide_how_many_members_may_collude(
+    case: tuple[int, int, int, int],
+) -> None:
+    named, members, nodes, threshold = case
+    assert honest_members(members, trusted=named) >= 1
+    withstood = withstood_colluders(
+        threshold=threshold, roster=nodes, local_threshold=threshold, needed=members, pinned=100
+    )
+    assert withstood < max(1, named // 5)
 
 
 def test_who_contradicts_somebody_that_is_needed_stays_away() -> None:

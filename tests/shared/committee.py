@@ -21,7 +21,7 @@ SUM: dict[str, Any] = {
     "certain": 3,
     "code-limit": 2**31 - 1,
     "needed": MEMBERS,
-    "withstands-lies": True,
+    "withstood": 2,
 }
 """What a node knows of the secure sum."""
 

@@ -39,3 +39,26 @@ def groups_of(told: tuple[tuple[frozenset, frozenset], ...], threshold: int) -> 
         if group <= seeds:  # otherwise the seed of somebody hides the sum
             opened.append(group)
     return opened
+
+
+def laid_open(
+    told: dict[int, tuple[frozenset, frozenset]], threshold: int, colluding: set[int]
+) -> set[int]:
+    """Return the honest clients both of whose secrets the server can open, and so their vectors.
+
+    Parameters
+    ----------
+    told : dict
+        Dealers and survivors that each honest client is told of. Colluders reveal both secrets.
+    threshold : int
+        Shares that open a secret.
+    colluding : set of int
+        The other clients.
+    """
+    most = threshold - len(colluding)
+    return {
+        u
+        for u in told
+        if sum(u in s for _, s in told.values()) >= most
+        and sum(u in d - s for d, s in told.values()) >= most
+    }
