@@ -11,6 +11,7 @@ from flwr_privacy.central_dp.terms import MEMBER, CentralDPTerms
 from flwr_privacy.clients.node.base import Train
 from flwr_privacy.clients.node.client_app import SchemeClientApp
 from flwr_privacy.clients.node.private_evaluation import EvaluatingClient
+from flwr_privacy.errors import ProtocolError
 from flwr_privacy.pipeline.mechanism import Answer, ProtocolStep, Release
 from flwr_privacy.pipeline.operator_checks import check_is_member
 from flwr_privacy.pipeline.step_store import StepStore
@@ -70,6 +71,11 @@ class CentralDPClient(EvaluatingClient):
         from flwr_privacy.central_dp.member import member_noise  # late: few nodes are members
 
         check_is_member(self._store(), terms.members, fields)
+        # Whatever the noise is: which noise a sum takes would say something of it.
+        if fields["code-limit"] < (needed := terms.code_limit()):
+            raise ProtocolError(
+                f"the secure sum takes codes up to {fields['code-limit']}, the noise needs {needed}"
+            )
 
         def add(lent: StepStore) -> Answer:
             codes = member_noise(

@@ -70,7 +70,7 @@ class ClippedUpdate(Mechanism):
             charge=charge,
             epsilon=terms.epsilon,
             delta=terms.delta,
-            noise_multiplier=0.0 if charge is None else charge.noise_multiplier,
+            noise_multiplier=terms.least_multiplier() if alone else 0.0,
             sigma=terms.sigma() if alone else 0.0,
             parties=terms.parties if alone else 0,
             largest_code=terms.code_limit(),

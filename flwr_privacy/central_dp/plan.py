@@ -348,8 +348,9 @@ class CentralDPNoisePlan:
             The client's how manieth it is. With correlated noise participations do not cost the
             same: each is charged as what it adds to the square of the joint sensitivity, so that
             by Gaussian differential privacy the charges of the first j add up to what j
-            participations cost together, whichever rounds they are. The first one pays for the grid
-            of all rounds.
+            participations cost together, whichever rounds they are. Where the server adds the
+            noise, the first one pays for the grid of all rounds; with a committee, whose grid may
+            change from block to block, each pays for the sums that it reaches.
 
         Raises
         ------
@@ -359,8 +360,9 @@ class CentralDPNoisePlan:
         check_integer("participation", participation, minimum=1, maximum=self.releases)
         multiplier, gap = self.noise_multiplier, self.gap
         if self.joint is not None:
-            gap = self.gap * self.releases if participation == 1 else 0.0
             multiplier = self.joint.multiplier(multiplier, participation)
+            if not self.members:
+                gap = self.gap * self.releases if participation == 1 else 0.0
         return Charge(
             noise_multiplier=multiplier,
             neighbours=self.relation,
@@ -402,7 +404,7 @@ class CentralDPNoisePlan:
         grid_bits: int | None = None,
         keep_back: Collection[str] = (),
         members: Sequence[str] = (),
-        block: int = 0,
+        block: int | None = None,
     ) -> CentralDPTerms:
         """Return the terms for a clipping norm.
 
@@ -419,7 +421,7 @@ class CentralDPNoisePlan:
             Arrays of which nothing is released, beside those that a client keeps back anyway.
         members : sequence of str
             The members of the committee, as many as planned.
-        block : int, default 0
+        block : int, optional
             The round in which they began their streams.
 
         Raises
@@ -461,7 +463,7 @@ class CentralDPNoisePlan:
             **self._of_committee(members, block),
         )
 
-    def _of_committee(self, members: Sequence[str], block: int) -> dict[str, Any]:
+    def _of_committee(self, members: Sequence[str], block: int | None) -> dict[str, Any]:
         """Return what the terms of a committee say beside the factor's digest."""
         if self.joint is None or not isinstance(self.joint.factor, ToeplitzFactor) or not members:
             return {}

@@ -16,6 +16,7 @@ from functools import cached_property
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.central_dp.correlated.factors import ToeplitzFactor
+from flwr_privacy.central_dp.correlated.member_stream import shown_gap
 from flwr_privacy.central_dp.correlated.stream import check_sigma, digest_of
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.pipeline.participation_limits import INDEPENDENT, ParticipationLimit
@@ -71,7 +72,8 @@ class CentralDPTerms:
     epsilon, delta : float
         Budget of a client in this experiment.
     gap : float
-        Epsilon set aside for the grid, per charge; with correlated noise for all rounds.
+        Epsilon set aside for the grid, per charge; with correlated noise by the server for all
+        rounds.
     clipping_norm : float
         Bound of the update, from 1e-100 to 1e100.
     grid : int
@@ -90,8 +92,8 @@ class CentralDPTerms:
     members : list of str
         The members of the noise committee, sorted; empty where there is none. Then the clients add
         no noise, and `parties` is the number of members that count as honest.
-    block : int, default 0
-        The round in which these members began their streams; 0 where there are none.
+    block : int, optional
+        The round in which these members began their streams; None where there are none.
     coefficients : list of int
         The factor, a banded one, where members and clients have to know it.
 
@@ -124,7 +126,7 @@ class CentralDPTerms:
     separation: int = 1
     participations: int = 1
     members: list[str] = field(default_factory=list)
-    block: int = 0
+    block: int | None = None
     coefficients: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -155,8 +157,8 @@ class CentralDPTerms:
             raise InvalidParameterError("factor", self.factor, allowed)
         if self.members:
             self._check_committee()
-        elif self.block or self.coefficients:
-            raise InvalidParameterError("block", self.block, "0 without a committee")
+        elif self.block is not None or self.coefficients:
+            raise InvalidParameterError("block", self.block, "None without a committee")
 
     def _check_committee(self) -> None:
         names = self.members
@@ -197,16 +199,22 @@ class CentralDPTerms:
         sampling rate below 1 each client owes it for every round, asked or not: the server
         accounts for it, as a client's ledger would have too few entries.
         """
-        multiplier, gap = self.noise_multiplier, self.gap
+        multiplier = self.noise_multiplier
         if self.members:
             multiplier = self._joint.multiplier(multiplier, participation)
-            gap = gap if participation == 1 else 0.0
         return Charge(
             noise_multiplier=multiplier,
             neighbours=self.neighbours,
             sampling=self.sampling_rate,
-            gap=gap,
+            gap=self.gap,
         )
+
+    def least_multiplier(self) -> float:
+        """Return the least noise multiplier with which any participation is charged."""
+        if not self.members:
+            return self.noise_multiplier
+        numbers = range(1, self.participations + 1)
+        return min(self._joint.multiplier(self.noise_multiplier, number) for number in numbers)
 
     def limit(self) -> ParticipationLimit | None:
         """Return how often a client may take part, where rounds cost something together."""
@@ -257,6 +265,11 @@ class CentralDPTerms:
         A round where it is more than `gap` must be refused. Two noises are drawn, so their gaps add
         up (and the tail of 1e-30 doubles, which is left out of charges anyway).
 
+        With a committee it is that of all sums which one participation reaches: the grid may be
+        another one in each block, but within a block it stays. The streams of members beyond
+        `parties`, which the server may corrupt late, are shown in each of these rounds
+        (`flwr_privacy.central_dp.correlated.member_stream.shown_gap`).
+
         Parameters
         ----------
         dimension : int
@@ -270,10 +283,15 @@ class CentralDPTerms:
         """
         update, count = self.share_sigmas()
         entries = dimension + bool(self.failed_code)
-        gap = summed_gap(entries, update / CodeGrid(self.grid).step, self.parties)
+        steps = update / CodeGrid(self.grid).step
+        gap = summed_gap(entries, steps, self.parties)
         if count is not None:
             gap += summed_gap(1, count / COUNT_GRID.step, self.parties)
-        return gap * self.rounds
+        if not self.members:
+            return gap * self.rounds
+        shown = range(self.parties + 1, len(self.members) + 1)
+        gap += sum(shown_gap(entries, steps, members) for members in shown)
+        return gap * min(self.toeplitz.bands, self.rounds)
 
     def code_limit(self) -> int:
         """Return the largest code that a client sends.

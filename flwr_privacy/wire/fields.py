@@ -1,11 +1,12 @@
 """Converts messages between dataclasses and flat records.
 
 An entry has the name of its field with dashes. Empty strings and lists are left out, see
-`flwr_privacy.wire.message`.
+`flwr_privacy.wire.message`, and so is None, for a field that is a value or None.
 """
 
 from collections.abc import Mapping
 from dataclasses import fields
+from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from flwr_privacy.errors import ProtocolError
@@ -28,7 +29,9 @@ def write(message: Any) -> dict[str, Any]:
     {'session': 's', 'survivors': ['a', 'b']}
     """
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
-    return {key.replace("_", "-"): value for key, value in values.items() if value not in ("", [])}
+    return {
+        key.replace("_", "-"): value for key, value in values.items() if value not in ("", [], None)
+    }
 
 
 def read(kind: type[_Message], record: Mapping[str, Any]) -> _Message:
@@ -45,13 +48,15 @@ def read(kind: type[_Message], record: Mapping[str, Any]) -> _Message:
         _TYPES[kind] = get_type_hints(kind)
     for field, expected in _TYPES[kind].items():
         name = field.replace("_", "-")
-        items = get_args(expected)  # of a list
-        value = record.get(name, [] if items else None)
-        fits = (
-            type(value) is list and all(type(item) is items[0] for item in value)
-            if items
-            else type(value) is expected
-        )
+        items = get_args(expected)  # of a list, or of a value or None
+        optional = NoneType in items
+        value = record.get(name, None if optional or not items else [])
+        if optional:
+            fits = name not in record or type(value) is items[0]
+        elif items:
+            fits = type(value) is list and all(type(item) is items[0] for item in value)
+        else:
+            fits = type(value) is expected
         if not fits:
             raise ProtocolError(f"the entry '{name}' of {kind.__name__} is no {expected}")
         values[field] = value

@@ -72,8 +72,10 @@ class NoiseMembers:
         """Return how many of some clients are no members."""
         return len(set(clients).difference(self.names))
 
-    def block_of(self, server_round: int) -> int:
+    def block_of(self, server_round: int) -> int | None:
         """Return the round in which the streams of a round began, which is asked for now.
+
+        None where there is no committee.
 
         Parameters
         ----------
@@ -81,7 +83,7 @@ class NoiseMembers:
             The round.
         """
         if not self._size:
-            return 0
+            return None
         goes_on = self._block and self._last == server_round - 1 and self._in_block == self.names
         if not goes_on:
             self._block, self._in_block = server_round, list(self.names)

@@ -160,7 +160,12 @@ class PlannedBudget:
         return replace(plan, evaluation_share=self._evaluation.share, evaluations=count)
 
     def terms(
-        self, asked: int, norm: float, *, members: Sequence[str] = (), block: int = 0
+        self,
+        asked: int,
+        norm: float,
+        *,
+        members: Sequence[str] = (),
+        block: int | None = None,
     ) -> CentralDPTerms:
         """Return the terms of a round.
 
@@ -172,7 +177,7 @@ class PlannedBudget:
             The clipping norm.
         members : sequence of str
             The members of the committee, if there is one.
-        block : int, default 0
+        block : int, optional
             The round in which they began their streams.
         """
         parties = 1

@@ -346,8 +346,7 @@ class CentralDP(SchemeStrategy):
         # has the most steps up to this one.
         if self._committee_size:
             check_committee_sum(self.secure_sum, cohort)
-        members, block = self._members.names, min(1, self._committee_size)
-        terms = self.budget.terms(cohort, _WIDEST, members=members, block=block)
+        terms = self.budget.terms(cohort, _WIDEST, members=self._members.names, block=1)
         limit = terms.code_limit()
         if self.evaluation is not None:
             limit = max(limit, self.budget.evaluation_terms(terms.parties).code_limit())

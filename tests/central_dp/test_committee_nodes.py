@@ -12,15 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 from committee import MEMBERS, PLAN, POLICY, SUM, Node, plan_of, terms_of
+from flwr.app import ConfigRecord
 
 from flwr_privacy.accounting import spent
+from flwr_privacy.central_dp.correlated.factors import ToeplitzFactor
+from flwr_privacy.central_dp.correlated.member_stream import shown_gap
+from flwr_privacy.central_dp.correlated.options import BandedMF
+from flwr_privacy.central_dp.correlated.stream import digest_of
+from flwr_privacy.central_dp.terms import CentralDPTerms
 from flwr_privacy.clients import CentralDPClient
 from flwr_privacy.errors import DeclinedError, InvalidParameterError, LedgerError, ProtocolError
 from flwr_privacy.pipeline import charging, experiment_state
+from flwr_privacy.privacy.distributed_noise import summed_gap
 from flwr_privacy.privacy.failures import FAILED_NAME
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.privacy.ledger import Entry, Ledger
-from flwr_privacy.wire.fields import write
+from flwr_privacy.wire.fields import read, write
 from flwr_privacy.wire.pins import Identity
 
 BIG = {"w": np.zeros(4000, np.float32)}
@@ -221,6 +228,92 @@ def test_the_policy_counts_the_noise_that_is_charged(client: Node) -> None:
     client.ask(1)
 
 
+def test_the_policy_counts_the_least_noise_that_is_charged(tmp_path: Path) -> None:
+    """Where rounds of a client overlap, a later one is charged with less noise than the first."""
+    ones = ToeplitzFactor(coefficients=(2**16,) * 20)
+    terms = replace(
+        terms_of(),
+        coefficients=list(ones.coefficients),
+        factor=digest_of(ones),
+        separation=1,
+        participations=20,
+        noise_multiplier=40.0,
+        epsilon=100.0,
+    )
+    all_of_them = [terms.charge(number).noise_multiplier for number in range(1, 21)]
+    first, least = all_of_them[0], terms.least_multiplier()
+    assert least == min(all_of_them) < 0.4 * first
+    wanted = Node(tmp_path, "a", policy=f"{POLICY}min_noise_multiplier = {first * 0.999}\n")
+    with pytest.raises(DeclinedError, match="min_noise_multiplier"):
+        wanted.ask(1, terms)
+    assert charges(wanted) == []
+    Node(tmp_path, "b", policy=f"{POLICY}min_noise_multiplier = {least * 0.999}\n").ask(1, terms)
+
+
+def test_only_with_a_committee_the_question_has_its_entries() -> None:
+    """Nodes and servers of versions without committees understand each other's questions."""
+    shares = plan_of(correlated=None, members=0).terms(1.0, parties=3)
+    server = plan_of(noise="server", members=0).terms(1.0)
+    committee = {"members", "block", "coefficients"}
+    for terms in (shares, server):
+        sent = ConfigRecord(write(terms)).deflate()
+        assert not any(name.encode() in sent for name in committee)
+        assert read(CentralDPTerms, ConfigRecord.inflate(sent)) == terms
+    written = write(terms_of())
+    assert committee < set(written)
+    assert read(CentralDPTerms, written) == terms_of()
+    for wrong in (0.5, "1", [1], True):
+        with pytest.raises(ProtocolError, match="the entry 'block' of CentralDPTerms"):
+            read(CentralDPTerms, {**written, "block": wrong})
+    del written["block"]
+    with pytest.raises(InvalidParameterError, match="block"):
+        read(CentralDPTerms, written)
+
+
+# -- The grid ------------------------------------------------------------------------------------
+
+
+def test_each_participation_pays_for_the_grid_of_its_own_block(tmp_path: Path) -> None:
+    """A server may take a coarse grid for a later block, and may say what that costs."""
+    client = Node(tmp_path, policy=f"{POLICY}max_epsilon = 9.0\n")
+    client.ask(1, arrays=BIG)
+    fine = terms_of(5)
+    coarse = replace(fine, block=5, grid=fine.grid + 15)
+    assert coarse.grid_gap(4000) > 100 * fine.gap
+    with pytest.raises(InvalidParameterError, match="a finer grid"):
+        client.ask(5, coarse, arrays=BIG)
+    with pytest.raises(DeclinedError, match="the budget is spent"):
+        client.ask(5, replace(coarse, gap=1e6), arrays=BIG)
+    assert len(charges(client)) == 1
+    dear = replace(fine, gap=2 * fine.gap)
+    within = Node(tmp_path, "ward-8")
+    for server_round, terms in ((1, fine), (5, replace(dear, block=5, epsilon=9.0))):
+        within.ask(server_round, terms, arrays=BIG)
+    assert [entry.charge.gap for entry in charges(within)] == [fine.gap, dear.gap]
+
+
+def test_the_grid_costs_all_sums_that_a_participation_reaches_and_all_streams_shown() -> None:
+    plan = plan_of(correlated=BandedMF(bands=3), members=20)
+    terms = plan.terms(1.0, members=sorted(f"m{i}" for i in range(20)), block=1)
+    assert terms.parties == 16
+    sigma = terms.share_sigmas()[0] / CodeGrid(terms.grid).step
+    shown = sum(shown_gap(4001, sigma, members) for members in (17, 18, 19, 20))
+    expected = 3 * (summed_gap(4001, sigma, 16) + shown)
+    assert terms.grid_gap(4000) == pytest.approx(expected, rel=1e-12)
+    assert shown > 10 * summed_gap(4001, sigma, 16)
+    long = replace(terms, rounds=2, participations=1, block=1)
+    assert long.grid_gap(4000) == pytest.approx(2 / 3 * expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("members", "q"), [(3, 0.1), (5, 0.1), (50, 0.1), (5, 0.01)])
+def test_the_default_grid_is_fine_enough(members: int, q: float) -> None:
+    plan = plan_of(rounds=100, q=q, members=members)
+    names = sorted(f"m{i}" for i in range(members))
+    plan.terms(1.0, members=names, block=1).check_grid(10**7)
+    total = [plan.charge(number) for number in range(1, plan.releases + 1)]
+    assert 7.99 < spent(total, delta=1e-5) <= 8.0
+
+
 def test_a_training_that_fails_is_charged_and_counted_as_zero(client: Node) -> None:
     def fail(start: Any) -> Any:
         raise RuntimeError("no data")
@@ -240,6 +333,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"members": MEMBERS[::-1]}, "members"),
     ({"parties": 5}, "parties = 5: expected 1 to 4 of 5 members"),
     ({"block": 0}, "block"),
+    ({"block": None}, "block"),
     ({"block": 21}, "block"),
     ({"sampling": "fixed"}, "sampling"),
     ({"count_share": 0.1}, "factor"),
@@ -266,6 +360,15 @@ def test_a_member_adds_noise_and_charges_nothing(member: Node) -> None:
     assert abs(np.std(arrays["w"]) / sigma - 1) < 5 / math.sqrt(2 * 4000)
     assert not member.trained
     assert charges(member) == []
+
+
+def test_which_noise_a_sum_takes_says_nothing_of_it(member: Node) -> None:
+    """Nothing is drawn for a sum that may not take it."""
+    limit = terms_of().code_limit()
+    with pytest.raises(ProtocolError, match=f"codes up to {limit - 1}, the noise needs {limit}"):
+        member.ask(1, **{"code-limit": limit - 1})
+    assert not list(member.folder.glob("m3.central-dp/*/state"))
+    member.ask(1, **{"code-limit": limit})
 
 
 def test_its_noise_of_a_block_is_correlated_as_the_factor_says(member: Node) -> None:
