@@ -1,6 +1,7 @@
 """Constructor options of central DP: the budget, who adds the noise, and adaptive clipping."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
@@ -70,19 +71,31 @@ class NoiseCommittee:
     Parameters
     ----------
     members : int, default 5
-        How many nodes, from 3 to 50. They are chosen from those that say that they are members, or,
-        where no node says so (in simulations), from all clients; they do not train.
+        How many nodes, from 3 to 50.
+    names : sequence of str, optional
+        From which nodes they are chosen: those in the nodes' policies. None of them trains. By
+        default from those that say that they are members, so that a node that says so falsely
+        stops the training: set this in a deployment. Where no node says so (in simulations) they
+        are chosen from all clients, and the others train.
 
     Raises
     ------
     InvalidParameterError
-        If the number is not allowed.
+        If the number is not allowed, or there are fewer names, or one is there twice.
     """
 
     members: int = 5
+    names: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         check_integer("committee.members", self.members, minimum=3, maximum=50)
+        names = self.names
+        if names is None:
+            return
+        is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+        if not is_list or not self.members <= len(names) == len(set(names)):
+            allowed = f"at least {self.members} different names"
+            raise InvalidParameterError("committee.names", names, allowed)
 
 
 @dataclass(frozen=True, kw_only=True)

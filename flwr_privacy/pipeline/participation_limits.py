@@ -96,7 +96,8 @@ def intend(store: "NodeStore", request: "Request", limit: ParticipationLimit | N
     Raises
     ------
     DeclinedError
-        If the limit that the client was told first is another one, or does not have the round.
+        If the limit that the client was told first is another one, or does not allow the round;
+        then nothing is noted.
     LedgerError
         If it cannot be noted.
     """
@@ -109,6 +110,8 @@ def intend(store: "NodeStore", request: "Request", limit: ParticipationLimit | N
     ledger = store.ledger.view()
     if noted is None and ledger.totals(question.experiment_id).count:
         raise DeclinedError(_OTHER_NOISE)
+    if not ledger.charges_of(question):
+        participation(store, ledger, request, limit)
 
     def with_this(noted: str | None) -> str:
         first, rounds = json.loads(noted) if noted else (_told(limit), [])

@@ -20,7 +20,12 @@ from flwr_privacy.central_dp.guarantee import guarantee_of
 from flwr_privacy.central_dp.joint_cost import JointCost
 from flwr_privacy.central_dp.mean import AddNoise, CentralMean, add_noise
 from flwr_privacy.central_dp.model_noise import ModelNoise
-from flwr_privacy.central_dp.options import AdaptiveClipping, DistributedNoise, ServerNoise
+from flwr_privacy.central_dp.options import (
+    AdaptiveClipping,
+    DistributedNoise,
+    NoiseCommittee,
+    ServerNoise,
+)
 from flwr_privacy.central_dp.plan import CentralDPNoisePlan
 from flwr_privacy.central_dp.sensitivity import DISTRIBUTED, SERVER, sensitivity
 from flwr_privacy.central_dp.terms import CentralDPTerms
@@ -168,7 +173,7 @@ class CentralDP(SchemeStrategy):
             self.secure_sum = SecureSum()
         check_sum(self.secure_sum, noise=self.privacy.noise, sampling=self.privacy.sampling)
         self.privacy.plan(self.clipping, rounds=1, q=1.0)  # or refuses the two together
-        if self._committee_size:
+        if self._committee is not None:
             beside = {"evaluation": self.evaluation, "quorum": self.loop.quorum}
             check_committee(self.secure_sum, **beside)
         asked = self.fraction_evaluate if self.evaluation is not None else 0.0
@@ -201,10 +206,10 @@ class CentralDP(SchemeStrategy):
             secret=self.budget.amplified,
             seed=f"insecure {self.privacy.insecure_seed}".encode() if self._insecure else None,
         )
-        self._members = NoiseMembers(self.federation, self._committee_size)
+        self._members = NoiseMembers(self.federation, self._committee)
         # A trusted server accounts for the rounds, and no ledger. With a committee what a client
         # charges depends on how many earlier requests reached it.
-        if self.privacy.noise == SERVER or self._committee_size:
+        if self.privacy.noise == SERVER or self._committee is not None:
             self.heads.leave_out()
         self._correlated: ModelNoise | None = None
         self._correlated_state: dict[str, Any] | None = None  # until the model is known
@@ -221,20 +226,19 @@ class CentralDP(SchemeStrategy):
         return self.budget.plan
 
     @property
-    def _committee_size(self) -> int:
-        committee = None if isinstance(self.privacy, ServerNoise) else self.privacy.committee
-        return 0 if committee is None else committee.members
+    def _committee(self) -> NoiseCommittee | None:
+        return None if isinstance(self.privacy, ServerNoise) else self.privacy.committee
 
     def _sample_sizes(self) -> tuple[int, int, int]:
         """Return how many clients a round asks, how many an evaluation, and how many there are."""
         size = self.messenger.sampler.sample_size
         asked, population = size(fraction=self._fraction(), minimum=self.min_train_nodes)
         evaluating, _ = size(fraction=self.fraction_evaluate, minimum=self.min_evaluate_nodes)
-        return asked, evaluating, population - len(self._members.names)
+        return asked, evaluating, population - len(self._members.reserved)
 
     def _fraction(self) -> float:
         """Return the fraction of all connected clients that a round asks; members do not train."""
-        if not self._committee_size:
+        if self._committee is None:
             return self.fraction_train
         clients = self.federation.clients()
         return self.fraction_train * self._members.others(clients) / max(1, len(clients))
@@ -242,6 +246,10 @@ class CentralDP(SchemeStrategy):
     def needed(self) -> Collection[str]:
         """Return the members of the committee, if there is one."""
         return self._members.names
+
+    def lacking(self, clients: Collection[str]) -> None:
+        """Have others take the places of members that a sum lacked, if there are any."""
+        self._members.replace(clients)
 
     # -- A round -----------------------------------------------------------------------------
 
@@ -344,7 +352,7 @@ class CentralDP(SchemeStrategy):
             raise ProtocolError("there is no secure sum")
         # The clipping norm of the next round is not known when its secrets are dealt, but a grid
         # has the most steps up to this one.
-        if self._committee_size:
+        if self._committee is not None:
             check_committee_sum(self.secure_sum, cohort)
         terms = self.budget.terms(cohort, _WIDEST, members=self._members.names, block=1)
         limit = terms.code_limit()
@@ -405,14 +413,14 @@ class CentralDP(SchemeStrategy):
         """Draw the clients of a round's training, except those whose budget is used up."""
         if not self.budget.is_planned(server_round):
             return {}
-        members = set(self._members.choose() if self._committee_size else ())
+        members = set(self._members.choose() if self._committee is not None else ())
         cohort = self._participants.drawn(
             self.messenger,
             grid,
             server_round,
             fraction=self._fraction(),
             minimum=self.min_train_nodes,
-            without=self._spent() | members,
+            without=self._spent() | self._members.reserved,
             public_seed=self.experiment.seed,
             q=lambda: self.budget.planned().q,
             separation=lambda: self.budget.planned().separation,

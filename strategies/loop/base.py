@@ -170,6 +170,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
                 is_last=self._is_last,
                 bounds_of=self.bounds_of,
                 needed=self.needed,
+                lacking=self.lacking,
                 pins=self.loop.read_pins(),
             )
         self.charge_log = ChargeLog(self.experiment, self.heads)
@@ -251,6 +252,9 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         It is called after `drawn`, which has them among the others; by default there are none.
         """
         return ()
+
+    def lacking(self, clients: Collection[str]) -> None:
+        """Take note of needed clients that a sum lacked: they sent nothing, or one of them lies."""
 
     def guarantee(self) -> Guarantee:
         """Return the scheme's guarantee, as far as it is known."""

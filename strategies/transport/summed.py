@@ -84,6 +84,8 @@ class Summed:
         Bounds of the vectors.
     needed : callable
         Returns the clients without whose vectors the sum of the next round is not opened.
+    lacking : callable
+        Is told which of them a sum lacked, or which contradict each other.
     pins : Pins, optional
         The clients' long-term keys. The server then passes on no key that its client has not
         signed: nodes that pin each other refuse a cohort with such a key.
@@ -100,6 +102,7 @@ class Summed:
         is_last: Callable[[int], bool],
         bounds_of: BoundsOf,
         needed: Callable[[], Collection[str]] = tuple,
+        lacking: Callable[[Collection[str]], None] = lambda clients: None,
         pins: Pins | None = None,
     ) -> None:
         self._settings = settings
@@ -109,6 +112,7 @@ class Summed:
         self._is_last = is_last
         self._bounds_of = bounds_of
         self._needed = needed
+        self._lacking = lacking
         self._exchanges = SumExchanges(messenger, experiment, pins=pins)
         self._guarantee = SumGuarantee()
         self._grid: Grid | None = None  # of the round that was prepared
@@ -138,9 +142,11 @@ class Summed:
                 return
             except NotOpenedError as error:
                 logger.warning("%s; asked again", error)
+                self._note_lacking(self._now.session, self._now.session.dealers)
         self._now = self._new_session(grid, server_round)
         self._exchanges.share(grid, server_round, revealing=None, dealing=self._now)
         self._take_conflicts(self._now.session)
+        self._note_lacking(self._now.session, self._now.session.dealers)
         self._now.session.check_dealers()
 
     @property
@@ -218,6 +224,7 @@ class Summed:
                 mean.merge_metrics(heard)
             except NotOpenedError as error:
                 logger.warning("%s", error)
+        self._note_lacking(session, heard.clients)
         self._take_conflicts(session)
         return mean
 
@@ -309,6 +316,10 @@ class Summed:
         self._summed = len(survivors)
         return opened_mean(empty, values, survivors, session.bounds)
 
+    def _note_lacking(self, session: Session, there: Collection[str]) -> None:
+        if lacking := set(session.needed).difference(there):
+            self._lacking(lacking)
+
     def _take_conflicts(self, session: Session) -> None:
         """Leave out liars, and have the next clients drawn anew if there are new conflicts."""
         found = session.conflicts - self._conflicts
@@ -316,6 +327,8 @@ class Summed:
             return
         for one, other in sorted(map(sorted, found)):
             logger.warning("clients %s and %s contradict each other", one, other)
+        if among := {client for pair in found if pair <= set(session.needed) for client in pair}:
+            self._lacking(among)
         most = session.liars_around
         false = {
             client: f"it contradicts more than {most(client)} others of a secure sum"

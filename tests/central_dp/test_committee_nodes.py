@@ -166,6 +166,18 @@ def test_a_lost_note_is_noticed(client: Node) -> None:
         client.ask(9)
 
 
+def test_questions_that_are_too_early_leave_no_trace(client: Node) -> None:
+    client.ask(5)
+    files = [path for path in client.folder.rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    for number in range(20):
+        with pytest.raises(DeclinedError, match="round 6 is too early"):
+            client.ask(6, request=number)
+    changed = [path for path in files if path.read_bytes() != before[path]]
+    assert not changed
+    assert not [path for path in client.folder.rglob("*.notes/*") if path not in before]
+
+
 def test_two_clients_with_one_data_set_do_not_take_part_side_by_side(tmp_path: Path) -> None:
     """Their rounds are closer together than the charge is for."""
     one, other = Node(tmp_path), Node(tmp_path, "ward-8")

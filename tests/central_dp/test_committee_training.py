@@ -17,8 +17,8 @@ from flwr.app import ConfigRecord
 from pinned import pinned_nodes
 
 from flwr_privacy.central_dp.correlated.options import BLT, BandedMF, TreeNoise
-from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.secure_sum import SecureSum
+from flwr_privacy.errors import InvalidParameterError, RefusedPeersError
+from flwr_privacy.secure_sum import Participant, SecureSum
 from flwr_privacy.simulations.engines.inline.faults import Fault
 from flwr_privacy.strategies import (
     AdaptiveClipping,
@@ -46,7 +46,7 @@ def strategy_of(
     return kind(
         fraction_train=0.2,
         min_available_nodes=1,
-        privacy=DistributedNoise(**noise),
+        privacy=options.pop("privacy", None) or DistributedNoise(**noise),
         secure_sum=SecureSum(threshold=threshold),
         loop=LoopOptions(**{"seed": 1, **options}),
         **strategy,
@@ -137,7 +137,7 @@ def test_a_member_that_is_lost_ends_the_block(kind: str, caplog: pytest.LogCaptu
     assert abs(np.corrcoef(w)[:2, 2:]).max() < 5 / math.sqrt(w.shape[1])
 
 
-def test_nobody_is_charged_for_a_round_for_which_a_member_has_not_dealt(
+def test_a_member_that_has_not_dealt_is_replaced_before_anybody_is_charged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -148,8 +148,25 @@ def test_nobody_is_charged_for_a_round_for_which_a_member_has_not_dealt(
         for server_round in (2, 3)
     ]
     result, _ = models(strategy, faults=faults, rounds=5)
-    skipped = [line["round"] for line in lines_of(result) if line["skipped"]]
-    assert skipped == [3]
+    assert not any(line["skipped"] for line in lines_of(result))
+    assert "11" not in strategy.terms.members
+    assert begun(caplog) == [1, 3]
+
+
+def test_nobody_is_charged_for_a_round_for_which_members_have_not_dealt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    privacy = DistributedNoise(
+        correlated=BandedMF(), committee=NoiseCommittee(members=5, names=MEMBERS)
+    )
+    strategy = strategy_of(privacy=privacy)
+    faults = [
+        Fault(kind="drop", client="11", server_round=server_round, phase="shares")
+        for server_round in (2, 3)
+    ]
+    result, _ = models(strategy, faults=faults, rounds=5)
+    assert [line["round"] for line in lines_of(result) if line["skipped"]] == [3]
     assert {release.server_round for release in strategy.releases} == {1, 2, 4, 5}
     assert begun(caplog) == [1, 4]
 
@@ -239,8 +256,9 @@ def deployed(folder: Path, *, policy: str | None = None) -> list[dict[str, Any]]
 def of_wards(**options: Any) -> CentralDP:
     """Eight clients, two of them a round."""
     privacy = DistributedNoise(correlated=BandedMF(), committee=NoiseCommittee(members=5))
-    values: dict[str, Any] = {"secure_sum": SecureSum(threshold=5), **options}
-    return CentralDP(fraction_train=0.25, privacy=privacy, min_available_nodes=1, **values)
+    usual = {"privacy": privacy, "fraction_train": 0.25, "secure_sum": SecureSum(threshold=5)}
+    values: dict[str, Any] = {**usual, **options}
+    return CentralDP(min_available_nodes=1, **values)
 
 
 def test_deployed_nodes_train_with_members_that_say_so(tmp_path: Path) -> None:
@@ -251,6 +269,73 @@ def test_deployed_nodes_train_with_members_that_say_so(tmp_path: Path) -> None:
     charged = Counter(client for release in strategy.releases for client in release.clients)
     assert set(charged) <= set(NAMES[5:])
     assert not list(tmp_path.glob("m*/*.ledger"))
+
+
+def named(names: list[str]) -> str:
+    return f"noise_members = {names}\n"
+
+
+def test_nodes_that_may_become_members_do_not_train(tmp_path: Path) -> None:
+    strategy = of_wards(fraction_train=0.34)
+    nodes = deployed(tmp_path, policy=named([*NAMES[:5], "ward-0", "ward-1"]))
+    result = run(strategy, nodes=nodes, num_rounds=4)
+    assert strategy.terms.members == NAMES[:5]
+    assert strategy.budget.population == 6
+    assert [line["sum_opened"] for line in lines_of(result)] == [7] * 4
+    assert {c for release in strategy.releases for c in release.clients} <= set(NAMES[7:])
+
+
+def test_a_member_that_declines_is_replaced(tmp_path: Path) -> None:
+    names = [*NAMES[:5], "ward-0"]
+    nodes = deployed(tmp_path, policy=named(names))
+    policy = tmp_path / "other.toml"
+    policy.write_text(f"{named(names)}max_disk = 1\n")
+    (node,) = (node for node in nodes if node["client-id"] == "m2")
+    node["privacy-policy"] = str(policy)
+    strategy = of_wards(fraction_train=0.34)
+    result = run(strategy, nodes=nodes, num_rounds=4)
+    assert [line["round"] for line in lines_of(result) if line["skipped"]] == [1]
+    assert strategy.terms.members == ["m0", "m1", "m3", "m4", "ward-0"]
+
+
+def test_of_members_that_contradict_each_other_one_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Participant.join
+
+    def lie(self: Participant, joined: Any, asked: bytes = b"") -> None:
+        if self.client_id == "m1" and "m2" in joined.dealers:
+            raise RefusedPeersError({"m2": "the share of client m2 cannot be used"})
+        real(self, joined, asked)
+
+    monkeypatch.setattr(Participant, "join", lie)
+    nodes = deployed(tmp_path, policy=named([*NAMES[:5], "ward-0"]))
+    strategy = of_wards(fraction_train=0.34)
+    result = run(strategy, nodes=nodes, num_rounds=4)
+    assert [line["round"] for line in lines_of(result) if line["skipped"]] == [1]
+    assert len({"m1", "m2"}.intersection(strategy.terms.members)) == 1
+
+
+def test_who_says_falsely_that_it_is_a_member_is_none_of_those_the_server_names(
+    tmp_path: Path,
+) -> None:
+    nodes = deployed(tmp_path)
+    policy = tmp_path / "other.toml"
+    policy.write_text(named(["a", *NAMES[1:4], "ward-0"]))
+    (node,) = (node for node in nodes if node["client-id"] == "ward-0")
+    node["privacy-policy"] = str(policy)
+    committee = NoiseCommittee(members=5, names=NAMES[:5])
+    privacy = DistributedNoise(correlated=BandedMF(), committee=committee)
+    strategy = of_wards(privacy=privacy, secure_sum=SecureSum(threshold=5))
+    result = run(strategy, nodes=nodes, num_rounds=4)
+    assert strategy.terms.members == NAMES[:5]
+    assert not any(line["skipped"] for line in lines_of(result))
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["a", "b", "c", "c", "d"], "abcde", list(range(5))])
+def test_names_of_a_committee_that_are_none_are_refused(names: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"committee\.names"):
+        NoiseCommittee(members=5, names=names)
 
 
 class Open(CentralDP):
