@@ -28,6 +28,7 @@ MESSAGES = st.one_of(
         roster=names,
         keys=several,
         signatures=several,
+        needed=names,
     ),
     st.builds(Dealt, mask_key=octets, commitment=octets, digests=several, sealed=several),
     st.builds(

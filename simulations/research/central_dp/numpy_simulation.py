@@ -114,7 +114,7 @@ def plan_of(point: Point) -> CentralDPNoisePlan:
     strategy = strategy_of(CentralDP, options)
     model = initial_arrays(task(point["task"]), seed=0)
     q = point["per_round"] / point["clients"]
-    return strategy.choice_of(model, rounds=rounds_of(point), q=q).plan
+    return strategy.budget.choice_of(model, rounds=rounds_of(point), q=q).plan
 
 
 def sum_noise(point: Point, size: int, random: np.random.Generator) -> Iterator[Floats]:
