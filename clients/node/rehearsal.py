@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.clients.certificates.request import opened
-from flwr_privacy.errors import FlwrPrivacyError, check_choice
+from flwr_privacy.errors import FlwrPrivacyError, ProtocolError, check_choice
 from flwr_privacy.pipeline.mechanism import NoFactsError
 from flwr_privacy.wire.message import EVALUATE, TRAIN
 
@@ -99,9 +99,28 @@ class Rehearsal:
         """
         if isinstance(self.error, FlwrPrivacyError):
             raise self.error
-        error = self.error or self.raised
-        if error is not None:
-            logger.warning("on generated records the client's code fails", exc_info=error)
+        if self.error is not None:
+            logger.warning("on generated records the client's code fails", exc_info=self.error)
+
+    def check_loop(self) -> None:
+        """Raise what a loop of the user's own did; it may have looked at its data.
+
+        A loop that fails was not rehearsed, and nothing else checks that it mixes no records.
+
+        Raises
+        ------
+        Exception
+            What it raised, or the rule of the trainer that it broke.
+        """
+        if isinstance(self.error, ProtocolError):
+            raise self.error
+        if self.raised is not None and self.error is None:
+            logger.error("on generated records the client's loop fails", exc_info=self.raised)
+            raise ProtocolError(
+                "the training loop fails on generated records, so that nothing is known of it: "
+                "the node's log says how. Where such records do not fit, give some that do "
+                "(rehearsal_records)"
+            ) from self.raised
 
     def unfit(self, error: Exception) -> None:
         """Take note of a model that does not fit the request, before a trainer was called."""
@@ -280,14 +299,15 @@ def rehearsed(kind: str, work: Callable[[], Any], certificate: Callable[[], Any]
     InvalidParameterError
         If settings or model do not fit: that follows from generated records.
     NoFactsError
-        If the function ends before it calls a trainer, or a loop of its own is not what
-        `certificate` asks for. It may have looked at its data.
+        If the function ends before it calls a trainer, or a loop of its own fails, breaks the
+        trainer's rules or is not what `certificate` asks for. It may have looked at its data.
     """
     try:
         with counted(kind) as rehearsal:
             work()
-        ended = rehearsal.whole and not (rehearsal.error or rehearsal.raised)
-        if ended or not rehearsal.called:
+        if rehearsal.whole:
+            rehearsal.check_loop()
+        if not rehearsal.called or (rehearsal.whole and rehearsal.error is None):
             certificate()
     # Whatever a user's function raises.
     except Exception as error:

@@ -19,7 +19,7 @@ from flwr_privacy.errors import InvalidParameterError
 
 __all__ = ["POOL", "PoissonSampler", "generated_batch", "poisson_loader"]
 
-POOL = 4
+POOL = 8
 """Number of generated records."""
 
 
@@ -73,11 +73,13 @@ def poisson_loader(loader: DataLoader[Any], sampler: PoissonSampler) -> DataLoad
     )
 
 
-def generated_batch(loader: DataLoader[Any], rows: list[int]) -> Any:
+def generated_batch(
+    loader: DataLoader[Any], rows: list[int], records: Dataset[Any] | None = None
+) -> Any:
     """Return a batch that looks like those of a loader and has none of its values.
 
-    Numbers are standard normal; integers and labels that are numbers without a further dimension
-    are 0 and 1 in turn.
+    Numbers are uniform in [0, 1). Integers and truth values are 0 or 1: single ones, such as
+    labels, in turn, others at random, each record with both.
 
     Parameters
     ----------
@@ -85,12 +87,16 @@ def generated_batch(loader: DataLoader[Any], rows: list[int]) -> Any:
         Says what a batch looks like.
     rows : list of int
         Which of the `POOL` generated records are in it: the same number is the same record.
+    records : Dataset, optional
+        At least `POOL` records of the app's own making, in place of these.
 
     Raises
     ------
     InvalidParameterError
         If a batch is made of something else than tensors with the records first.
     """
+    if records is not None:
+        return loader.collate_fn([records[row] for row in rows])
     record = loader.dataset[0]
     return _alike(loader.collate_fn([record] * len(rows)), rows)
 
@@ -122,17 +128,20 @@ def _again(part: Any, made: dict[Any, Any]) -> Any:
 
 def _tensor_alike(part: Tensor, rows: list[int]) -> Tensor:
     if part.dim() == 0 or len(part) != len(rows):
+        # Nothing of its shape: it is that of a record.
         raise InvalidParameterError(
             "loader",
-            f"a loader whose batch of {len(rows)} records has a tensor of {tuple(part.shape)}",
+            "a loader whose batches have a tensor without one row for each record",
             "one whose tensors have the records in their first dimension",
         )
     shape = (POOL, *part.shape[1:])
-    if part.dtype == torch.bool:
-        made = torch.ones(shape, dtype=part.dtype)
-    elif part.is_floating_point() and part.dim() > 1:
-        made = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(part.dtype)
+    draws = torch.Generator().manual_seed(0)
+    if part.is_floating_point() and part.dim() > 1:
+        made = torch.rand(shape, generator=draws)
+    elif part[0].numel() == 1:
+        made = torch.arange(POOL).remainder(2).view(shape)
     else:
-        turn = torch.arange(shape[0]).remainder(2).to(part.dtype)
-        made = turn.view(-1, *[1] * (part.dim() - 1)).expand(shape).clone()
-    return made[rows]
+        made = torch.randint(2, shape, generator=draws)
+        # A mask that leaves out everything, or nothing, says little about a loop.
+        made[..., 0], made[..., -1] = 1, 0
+    return made.to(part.dtype)[rows]

@@ -1,6 +1,7 @@
 """The steps of one private training: what a batch was, what came of it, and what was not ours."""
 
 import gc
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,15 +10,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flwr_privacy.clients.certificates.private_steps import PrivateSteps, PrivateStepsRequest
 from flwr_privacy.clients.certificates.request import digests
 from flwr_privacy.clients.node.rehearsal import Rehearsal, RehearsedError
+from flwr_privacy.clients.torch.record_gradients import Gradients
 from flwr_privacy.clients.torch.released import as_array, released_tensors
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError
+
+from .watched_functions import WatchedFunctions
 
 if TYPE_CHECKING:
     from .record_hooks import RecordHooks
@@ -25,9 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["PrivateLoop"]
 
 _ALIKE = 1e-3  # relative; of one record's gradient in two batches
+_NOTHING = 1e-3  # relative to the largest gradient by a parameter
 
-REHEARSED = ([0, 1, 2], [0, 3])
-"""Generated records of the batches of a rehearsal, in turn: the first one is in both."""
+REHEARSED = ([0, 1, 2, 3], [4, 2, 0, 5, 6, 1, 7, 3])
+"""Generated records of the batches of a rehearsal, in turn.
+
+Those of the first are in the second too, each at another place, beside others, before and after
+others, and in a larger batch: whatever mixes records changes the gradient of one of them.
+"""
 
 
 class PrivateLoop:
@@ -67,9 +75,8 @@ class PrivateLoop:
         self._kept_rest = [tensor.clone() for tensor in self._rest]
         self._weights = self._copies()
         self._counted: NDArray[np.bool_] | None = None  # of the batch that waits for its step
-        self._first: dict[str, Tensor] = {}  # gradient of a record in the first rehearsed batch
-        self._dropout = [m for m in model.modules() if isinstance(m, _DropoutNd)]
-        self._rates = [m.p for m in self._dropout]
+        self._first: dict[int, dict[str, Tensor]] = {}  # gradients in the first rehearsed batch
+        self._broken = False
         self._first_rates, self._new_rates = self._learning_rates(), False
         self.steps = request.plan.terms.steps
         if rehearsal is not None:
@@ -105,20 +112,28 @@ class PrivateLoop:
         ProtocolError
             If it had not: which batches a loop leaves out would tell something of them.
         """
+        self._check_whole()
         if self._counted is not None:
             raise ProtocolError(
                 "a batch had no optimizer.step(): every batch of the loader needs one, also the "
                 "last one"
             )
 
-    def handed_out(self, counted: NDArray[np.bool_]) -> None:
-        """Note which records of the batch that the loop gets now count."""
+    @contextmanager
+    def handed_out(self, counted: NDArray[np.bool_]) -> Iterator[None]:
+        """Watch what the loop does with a batch, and note which of its records count."""
         self._counted = counted
         if self.rehearsing and self.taken < len(REHEARSED):
             # The gradient of a record is compared in two batches, so nothing may be left to chance.
             torch.manual_seed(0)
-            for module in self._dropout:
-                module.p = 0.0
+        with WatchedFunctions(len(counted), refused=self._refused, rehearsing=self.rehearsing):
+            yield
+
+    def _refused(self, error: FlwrPrivacyError) -> None:
+        """Raise an error, after which the loop cannot go on, whatever it catches."""
+        self._broken = True
+        with self.telling():
+            raise error
 
     def step(self) -> None:
         """Take a private step: clip, add up, noise, and have the user's optimiser go on with it.
@@ -133,14 +148,19 @@ class PrivateLoop:
         """
         if self.over:
             raise ProtocolError(f"all {self.steps} private steps were taken: no more are charged")
+        self._check_whole()
         if self._counted is None:
             raise ProtocolError(
                 "optimizer.step() without a batch: the loop has to take its batches from the "
                 "loader that private_training returned, with one step for each"
             )
+        self._broken = True  # until the step is done: a loop may catch what it raises, and go on
+        self._take(self._counted)
+        self._broken, self._counted = False, None
+
+    def _take(self, counted: NDArray[np.bool_]) -> None:
         self._check_same()
         self._new_rates |= self._learning_rates() != self._first_rates
-        counted, self._counted = self._counted, None
         if self.rehearsing:
             self._rehearse(len(counted))
         else:
@@ -152,6 +172,11 @@ class PrivateLoop:
         self._weights = self._copies()
         if self.over:
             self._end()
+
+    def _check_whole(self) -> None:
+        """Refuse to go on after a step that failed: what fails may depend on a record."""
+        if self._broken:
+            raise ProtocolError("a step has failed: the training ends with it")
 
     def _set_gradients(self, counted: NDArray[np.bool_]) -> None:
         """Put the noised mean of the clipped gradients into the place of the gradients."""
@@ -183,22 +208,24 @@ class PrivateLoop:
 
     def _rehearse(self, records: int) -> None:
         """Check that the gradients are those of the records, in two batches of generated ones."""
-        gradients = self.hooks.gradients(records)
         if self.taken >= len(REHEARSED):
+            self.hooks.gradients(records)
             return
+        gradients = self.hooks.gradients(records, missing=True)
         self.hooks.check_complete(gradients, records)
-        first = torch.zeros(records, dtype=torch.float64)
-        first[0] = 1
-        own = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in self._trainable.items()}
-        gradients.add_to(own, first.to(next(iter(own.values())).device))
+        own = [self._gradient_of(gradients, place, records) for place in range(records)]
         if not self._first:
-            self._first = own
+            self._first = dict(zip(REHEARSED[0], own, strict=True))
             return
-        for module, rate in zip(self._dropout, self._rates, strict=True):
-            module.p = rate
-        for name, gradient in own.items():
-            other = self._first[name]
-            if float((gradient - other).norm()) > _ALIKE * (float(other.norm()) + 1e-6):
+        here = dict(zip(REHEARSED[1], own, strict=True))
+        sizes = {n: max(float(g[n].norm()) for g in self._first.values()) for n in self._trainable}
+        self._check_sizes(sizes)
+        # Some gradients are nothing but rounding, such as that by the bias of an attention's keys.
+        least = _NOTHING * max(sizes.values())
+        for name, size in sizes.items():
+            apart = [float((here[r][name] - own[name]).norm()) for r, own in self._first.items()]
+            # Not "any is above": what is no number is never above.
+            if not all(distance <= _ALIKE * max(size, least) for distance in apart):
                 raise InvalidParameterError(
                     "loss_reduction",
                     self.hooks.loss_reduction,
@@ -207,6 +234,24 @@ class PrivateLoop:
                     f"that by '{name}' is not. A mean with class weights and a layer that mixes "
                     "records are no such loss and model",
                 )
+
+    def _gradient_of(self, gradients: Gradients, place: int, records: int) -> dict[str, Tensor]:
+        own = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in self._trainable.items()}
+        alone = torch.zeros(records, dtype=torch.float64)
+        alone[place] = 1
+        gradients.add_to(own, alone.to(next(iter(own.values())).device))
+        return own
+
+    def _check_sizes(self, sizes: dict[str, float]) -> None:
+        """Refuse generated records whose gradients say nothing about the loop."""
+        silent = [name for name, size in sizes.items() if not 0 < size < math.inf]
+        if silent:
+            raise InvalidParameterError(
+                "rehearsal_records",
+                f"records whose gradients by {silent} are zero or not finite",
+                "records on which the loop learns something, so that it can be checked; and "
+                "requires_grad_(False) for what has no part in the loss",
+            )
 
     def _check_same(self) -> None:
         """Refuse weights that something else than a private step has changed."""

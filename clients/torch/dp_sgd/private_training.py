@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from flwr_privacy.clients.certificates.private_steps import (
     PrivateStepsRequest,
@@ -29,7 +29,7 @@ from flwr_privacy.errors import (
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.message import TRAIN
 
-from .batches import PoissonSampler, generated_batch, poisson_loader
+from .batches import POOL, PoissonSampler, generated_batch, poisson_loader
 from .private_loop import REHEARSED, PrivateLoop
 from .private_optimizer import PrivateOptimizer
 
@@ -50,8 +50,14 @@ class PrivateLoader:
         Passes that it takes, the last of which may be shorter.
     """
 
-    def __init__(self, loader: DataLoader[Any], loop: PrivateLoop, request: Any) -> None:
-        self.dataset = loader.dataset
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        loop: PrivateLoop,
+        request: Any,
+        rehearsal_records: Dataset[Any] | None,
+    ) -> None:
+        self.dataset, self._rehearsal_records = loader.dataset, rehearsal_records
         self._given, self._loop = loader, loop
         size = len(loader.dataset)  # type: ignore[arg-type]
         self._sampler = PoissonSampler(lambda: request.draw(size), size)
@@ -75,8 +81,8 @@ class PrivateLoader:
             self._sampler.counted.clear()
             for batch in self._batches if self._sampler.batches else ():
                 loop.check_stepped()
-                loop.handed_out(self._sampler.counted.popleft())
-                yield batch
+                with loop.handed_out(self._sampler.counted.popleft()):
+                    yield batch
         with loop.telling():
             loop.check_stepped()
 
@@ -87,9 +93,9 @@ class PrivateLoader:
             with loop.telling():
                 loop.check_stepped()
                 rows = REHEARSED[loop.taken % len(REHEARSED)]
-                batch = generated_batch(self._given, rows)
-                loop.handed_out(np.ones(len(rows), np.bool_))
-            yield batch
+                batch = generated_batch(self._given, rows, self._rehearsal_records)
+            with loop.handed_out(np.ones(len(rows), np.bool_)):
+                yield batch
 
 
 def private_training(
@@ -99,6 +105,7 @@ def private_training(
     context: Context,
     *,
     loss_reduction: Literal["mean", "sum"] = "mean",
+    rehearsal_records: Dataset[Any] | None = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """Make a training loop private: DP-SGD with the user's own loop, loss and optimiser.
 
@@ -126,6 +133,12 @@ def private_training(
         Flower's context of the client whose training this is.
     loss_reduction : {"mean", "sum"}, default "mean"
         Whether the loss of a batch is the mean or the sum of the losses of its records.
+    rehearsal_records : Dataset, optional
+        At least 8 different records of the app's own making, the same for all clients, in the form
+        that the loader's have. By default the rehearsal has numbers in [0, 1), and integers that
+        are 0 or 1. If the loop fails on those, because it needs labels that sum to 1 or tokens
+        of a kind, nothing is known of it, and it is refused: then give some. None may be a
+        client's own.
 
     Returns
     -------
@@ -173,16 +186,19 @@ def private_training(
             "no scheme asks for private steps here: the strategy has to be UDP(privacy=DPSGD(...)),"
             " the client UDPClient, and private_training is called in the thread that it runs in"
         )
-    size = len(loader.dataset) if isinstance(loader, DataLoader) else 0  # type: ignore[arg-type]
+    dataset: Any = getattr(loader, "dataset", None)
+    size = len(dataset) if hasattr(dataset, "__len__") else 0  # what has none is refused
     rehearsal = going_on(TRAIN, size)
     try:
+        _check_made_up(rehearsal_records)
         loop = _begun(request, model, optimizer, loader, context, loss_reduction, rehearsal)
     except FlwrPrivacyError as error:
         if rehearsal is None:
             raise
         rehearsal.error = error
         raise RehearsedError("the rehearsal has found what is wrong") from error
-    return model, PrivateOptimizer(optimizer, loop), PrivateLoader(loader, loop, request)
+    private = PrivateLoader(loader, loop, request, rehearsal_records)
+    return model, PrivateOptimizer(optimizer, loop), private
 
 
 def _begun(
@@ -216,6 +232,12 @@ def _begun(
     if request.plan.records is not None:
         records = request.plan.records
     return PrivateLoop(request, model, optimizer, hooks, records=records, rehearsal=rehearsal)
+
+
+def _check_made_up(records: Any) -> None:
+    if records is not None and not (hasattr(records, "__len__") and len(records) >= POOL):
+        allowed = f"a Dataset of at least {POOL} records"
+        raise InvalidParameterError("rehearsal_records", type(records).__name__, allowed)
 
 
 def _hooks_of(model: nn.Module, loss_reduction: str) -> Any:

@@ -92,13 +92,22 @@ class RecordHooks(GradSampleHooks):  # type: ignore[misc]
             parameter._forward_counter = 0
             parameter.__dict__.pop("_current_grad_sample", None)
 
-    def gradients(self, records: int) -> Gradients:
-        """Return the gradients of the records of a batch; zeros where a parameter had no part.
+    def gradients(self, records: int, *, missing: bool = False) -> Gradients:
+        """Return the gradients of the records of a batch.
+
+        Parameters
+        ----------
+        records : int
+            Number of records in it.
+        missing : bool, default False
+            Whether a parameter may have none, which count as zeros then: `check_complete` tells it.
 
         Raises
         ------
         ProtocolError
-            If they are not those of so many records, or of several backward passes.
+            If they are not those of so many records, or of several backward passes, or there are
+            none. A loop without a backward pass for some of its batches, such as those with a loss
+            that is not finite, would let one record take away the gradients of all.
         """
         whole, outer = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
         for name, parameter in self._trainable.items():
@@ -107,6 +116,12 @@ class RecordHooks(GradSampleHooks):  # type: ignore[misc]
                 raise ProtocolError(
                     f"the gradients of '{name}' are of {len(kept)} backward passes: a batch is one "
                     "forward pass, one loss.backward() and one optimizer.step()"
+                )
+            if kept is None and not missing:
+                raise ProtocolError(
+                    f"'{name}' has no gradients of the records in a step: every batch needs a "
+                    "forward pass with model.train(), a loss.backward(), and no zero_grad() "
+                    "between that and optimizer.step()"
                 )
             if kept is None:
                 whole[name] = parameter.new_zeros(()).expand(records, *parameter.shape)
@@ -140,13 +155,18 @@ class RecordHooks(GradSampleHooks):  # type: ignore[misc]
             if parameter.grad is None and parameter.grad_sample is None:
                 allowed = "a parameter that takes part in the loss, or requires_grad_(False) for it"
                 raise InvalidParameterError("model", f"'{name}' without a gradient", allowed)
-            if not bool(batch.isfinite().all()):  # of generated records: nothing to go by
-                continue
+            if not bool(batch.isfinite().all()):
+                allowed = "records on which the loss has a finite gradient"
+                raise InvalidParameterError(
+                    "rehearsal_records", f"records whose gradients by '{name}' are not", allowed
+                )
             apart = float((sums[name] - batch.double()).norm())
             if not apart <= _AGREE * (float(batch.double().norm()) + 1e-6):
                 allowed = (
                     "parameters that are used by calling their layer: Opacus does not see another "
-                    "use of a weight, nor a parameter of a module that has layers in it"
+                    "use of a weight, nor a parameter of a module that has layers in it; and no "
+                    "change of gradients before optimizer.step(), such as clip_grad_norm_: every "
+                    "record is clipped in the step"
                 )
                 raise InvalidParameterError(
                     "model", f"'{name}' without the gradients of its records", allowed

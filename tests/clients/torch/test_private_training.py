@@ -222,16 +222,20 @@ class Unused(nn.Module):
         return out
 
 
-class Centred(nn.Module):
+class Mixing(nn.Module):
     """Mixes the records of a batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.layer = nn.Linear(4, 3)
+        self.layer, self.mix = nn.Linear(4, 3), mix
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x - x.mean(dim=0))
+        out: Tensor = self.layer(self.mix(x))
         return out
+
+
+def Centred() -> nn.Module:
+    return Mixing(lambda x: x - x.mean(dim=0))
 
 
 def flat(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
@@ -282,7 +286,7 @@ def plateau(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
 
 def of_other_data(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
     optimizer.zero_grad()
-    features, labels = data(5)
+    features, labels = data(3)
     functional.cross_entropy(model(features), labels).backward()
     optimizer.step()
 
@@ -340,7 +344,58 @@ def own_loader() -> None:
         optimizer.step()
 
 
+def guarded(where: str) -> Callable[..., None]:
+    """A loop whose third batch has no gradients of its records."""
+    batches = []
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        batches.append(1)
+        third = len(batches) == 3
+        optimizer.zero_grad()
+        if where == "eval" and third:
+            model.eval()
+        if where != "backward" or not third:
+            functional.cross_entropy(model(x), y).backward()
+        if where == "zero_grad" and third:
+            optimizer.zero_grad(set_to_none=False)
+        optimizer.step()
+
+    return step
+
+
+MIXERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "differences along the batch": lambda x: torch.cat([x[:1], x[1:] - x[:-1]]),
+    "sums along the batch": lambda x: x.cumsum(dim=0),
+    "pairs": lambda x: x + x.view(-1, 2, 4).mean(dim=1).repeat_interleave(2, dim=0),
+    "halves": lambda x: x + torch.cat([*x.chunk(2)[::-1]]),
+    "the record at the other end": lambda x: x + x.flip(0),
+    "two places on": lambda x: x + x.roll(2, 0),
+    "NaN for some": lambda x: (x - 0.5).sqrt() + x.mean(dim=0),
+    "zeros": lambda x: x * 0 + x.mean(dim=0) * 0,
+}
+
+
+def mixing(mix: Callable[[Tensor], Tensor]) -> None:
+    train(Mixing(mix))
+
+
+GUARDED = {
+    f"a batch without gradients ({where})": (
+        lambda where=where: train(net(), step=guarded(where)),
+        "no gradients of the records in a step",
+    )
+    for where in ("backward", "eval", "zero_grad")
+}
+
 TRAPS: dict[str, tuple[Callable[[], Any], str]] = {
+    **GUARDED,
+    **{
+        f"a model that mixes records: {name}": (
+            lambda mix=mix: mixing(mix),
+            "rehearsal_records" if name in ("NaN for some", "zeros") else "whatever else",
+        )
+        for name, mix in MIXERS.items()
+    },
     "a use of a weight that Opacus does not see": (lambda: train(Shared()), "without the grad"),
     "a parameter without a part in the loss": (lambda: train(Unused()), "without a gradient"),
     "a model that mixes records": (lambda: train(Centred()), "whatever else is in its batch"),
@@ -348,7 +403,7 @@ TRAPS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: train(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))),
         "batch normalisation",
     ),
-    "class weights in the mean": (weighted, "whatever else is in its batch"),
+    "class weights in the mean": (weighted, "classes under a mean"),
     "a sum that is said to be a mean": (
         lambda: train(net(), criterion=nn.CrossEntropyLoss(reduction="sum")),
         "whatever else is in its batch",
@@ -358,14 +413,14 @@ TRAPS: dict[str, tuple[Callable[[], Any], str]] = {
         "whatever else is in its batch",
     ),
     "another reduction": (lambda: train(net(), loss_reduction="max"), "loss_reduction"),
-    "more rows than records": (lambda: train(net(), step=flat), "gradients of 6 records"),
+    "more rows than records": (lambda: train(net(), step=flat), "gradients of 8 records"),
     "several backward passes": (lambda: train(net(), step=accumulated), "2 backward passes"),
     "several steps on a batch": (lambda: train(net(), step=twice), "without a batch"),
     "a batch without a step": (lambda: train(net(), step=skipping), "had no optimizer.step"),
     "weights that change in between": (lambda: train(net(), step=moved), "changed between two"),
     "a closure": (lambda: train(net(), step=with_closure), "closure"),
     "a schedule that follows losses": (lambda: train(net(), step=plateau), "ReduceLROnPlateau"),
-    "other data than the batch": (lambda: train(net(), step=of_other_data), "gradients of 5"),
+    "other data than the batch": (lambda: train(net(), step=of_other_data), "gradients of 3"),
     "requires_grad off": (off, "a model to train"),
     "a frozen parameter in the optimiser": (frozen_optimizer, "which are frozen"),
     "a parameter that the optimiser never saw": (unseen, "never saw"),
@@ -382,12 +437,25 @@ TRAPS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+OF_THE_LOOP = {
+    "more rows than records",
+    "several backward passes",
+    "several steps on a batch",
+    "a batch without a step",
+    "weights that change in between",
+    "other data than the batch",
+    "the app's own loader",
+    *GUARDED,
+}
+
+
 @pytest.mark.parametrize("trap", TRAPS)
 def test_a_trap_is_an_error_of_the_rehearsal(trap: str) -> None:
     work, text = TRAPS[trap]
     with pytest.raises(FlwrPrivacyError, match=text) as refused:
         rehearse(work)
-    assert not isinstance(refused.value, NoFactsError)
+    # What the loop did, rather than what model and settings are, may follow from its data.
+    assert isinstance(refused.value, NoFactsError) == (trap in OF_THE_LOOP)
 
 
 def test_a_loop_that_catches_errors_is_refused_all_the_same() -> None:
@@ -407,12 +475,40 @@ def test_stopping_early_is_noticed_and_is_no_free_error() -> None:
         rehearse(lambda: train(net(), passes=1))
 
 
-def test_the_users_own_failure_in_a_rehearsal_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
-        raise KeyError("label")
+def test_a_loop_that_fails_in_the_rehearsal_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing else finds a layer that mixes records; and it may have looked at its data."""
 
-    assert rehearse(lambda: train(net(), step=fails))[0] == SIZE
-    assert "on generated records the client's code fails" in caplog.text
+    def fails(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        raise KeyError("a value of the data")
+
+    with pytest.raises(NoFactsError, match="fails on generated records") as refused:
+        rehearse(lambda: train(net(), step=fails))
+    assert "a value" not in str(refused.value)
+    assert "a value of the data" in caplog.text
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_records_of_the_apps_own_making_let_a_loop_be_rehearsed(mixes: bool) -> None:
+    def strict(output: Tensor, y: Tensor) -> Tensor:
+        assert bool(((y.sum(dim=1) - 1).abs() < 1e-6).all()), "a distribution"
+        return functional.cross_entropy(output, y)
+
+    features, labels = data()
+    given: Any = DataLoader(TensorDataset(features, functional.one_hot(labels, 3).float()))
+    made_up = TensorDataset(torch.rand(8, 4), torch.eye(3)[[0, 1, 2, 0, 1, 2, 0, 1]])
+
+    def work(**options: Any) -> None:
+        train(Centred() if mixes else net(), given=given, criterion=strict, **options)
+
+    with pytest.raises(NoFactsError, match="rehearsal_records"):
+        rehearse(work)
+    with pytest.raises(InvalidParameterError, match="at least 8 records"):
+        rehearse(lambda: work(rehearsal_records=TensorDataset(features[:7], labels[:7])))
+    if not mixes:
+        assert rehearse(lambda: work(rehearsal_records=made_up))[0] == SIZE
+        return
+    with pytest.raises(InvalidParameterError, match="whatever else is in its batch"):
+        rehearse(lambda: work(rehearsal_records=made_up))
 
 
 # -- What is refused in the training itself --------------------------------------------------------
@@ -481,3 +577,94 @@ def test_dropout_does_not_look_like_a_mixture_of_records() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3))
     assert rehearse(lambda: train(model))[0] == SIZE
     assert model[1].p == 0.5
+
+
+@pytest.mark.parametrize("where", ["backward", "eval", "zero_grad"])
+def test_a_batch_without_gradients_ends_the_training(where: str) -> None:
+    """Else one record with a loss of NaN would take away the gradients of all others."""
+    request = Watched(terms(steps=6, sampling_rate=0.25))
+    with (
+        opened(_request, request),
+        pytest.raises(ProtocolError, match="no gradients of the records"),
+    ):
+        train(net(), step=guarded(where))
+    assert len(request.totals) == 2
+
+
+def test_a_step_that_failed_ends_the_training_whatever_the_loop_catches() -> None:
+    batches = [[1, 2, 3], [*range(9)], [4, 5], [6]]
+    request = Watched(terms(steps=3, sampling_rate=0.25), batches)
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        try:
+            if len(x) > 8:
+                next(model.parameters()).grad_sample = torch.zeros(1)  # type: ignore[attr-defined]
+            optimizer.step()
+        except ProtocolError:
+            optimizer.zero_grad()
+
+    with opened(_request, request), pytest.raises(ProtocolError, match="a step has failed"):
+        train(net(), step=step)
+    assert request.taken == 1
+    with pytest.raises(ProtocolError, match="all the steps that were asked for"):
+        _ = request.certificate
+
+
+LOSSES = {
+    "class weights": (
+        nn.CrossEntropyLoss(weight=torch.ones(3)),
+        "classes under a mean",
+    ),
+    "several targets of a record": (
+        lambda output, y: functional.cross_entropy(
+            torch.stack([output, output], dim=2), torch.stack([y, y], dim=1)
+        ),
+        "several targets of each record",
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_mean_that_divides_by_something_of_other_records_is_refused(loss: str) -> None:
+    criterion, text = LOSSES[loss]
+    with pytest.raises(InvalidParameterError, match=text):
+        rehearse(lambda: train(net(), criterion=criterion))
+
+
+def test_an_ignored_target_ends_the_training_whatever_the_loop_catches() -> None:
+    features, labels = data()
+    labels[3] = -100
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        try:
+            functional.cross_entropy(model(x), y).backward()
+        except ProtocolError:
+            functional.cross_entropy(model(x), y.clamp(min=0)).backward()
+        optimizer.step()
+
+    request = Watched(terms(steps=2, sampling_rate=0.25), [[1, 2], [2, 3]])
+    given = DataLoader(TensorDataset(features, labels))
+    with opened(_request, request), pytest.raises(ProtocolError, match="a step has failed"):
+        train(net(), given=given, step=step)
+    single = Watched(terms(steps=1, sampling_rate=0.25), [[2, 3]])
+    loop(single, net(), features, labels, criterion=apart)
+
+
+def apart(output: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(output, y, reduction="none").mean()
+
+
+def test_functional_dropout_does_not_look_like_a_mixture_of_records() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(functional.dropout(self.first(x), 0.5, self.training))
+            return out
+
+    assert rehearse(lambda: train(Dropping()))[0] == SIZE
