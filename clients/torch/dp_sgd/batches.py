@@ -1,8 +1,14 @@
-"""Poisson batches of the user's own data set, in the form that its DataLoader gives them.
+"""Poisson batches of the user's own data set, each record in the form that its DataLoader gives it.
 
-A batch without records cannot go through a model and a loss. So it has one record that counts for
-nothing: its gradient is left out. A place beyond the data set, where more records are declared than
-there are, is filled in the same way.
+The ``collate_fn`` gets every record alone, so that what it makes of one has nothing of another: a
+MixUp in it, or a standardisation over the batch, has no effect. So all records must have one shape.
+
+A batch is filled up to a power of two with rows that count for nothing: their gradients are left
+out. A mean divides the gradient of each record by the size of the batch, and the step multiplies
+by it again. For a power of two that is exact. For another size it is not, and depends on it: one
+record more would change the gradients of all others, by as much as the clipping norm where the
+server chooses weights that amplify it. A batch without records, and a place beyond the data set,
+where more records are declared than there are, are filled in the same way.
 """
 
 from collections import deque
@@ -15,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.errors import DataError, InvalidParameterError
 
 __all__ = ["POOL", "PoissonSampler", "generated_batch", "poisson_loader"]
 
@@ -52,8 +58,8 @@ class PoissonSampler:
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(self.batches):
             places = self._draw()
-            if not places.size:
-                places = np.array([self._size])
+            size = 1 << max(0, len(places) - 1).bit_length()
+            places = np.pad(places, (0, size - len(places)), constant_values=self._size)
             there = places < self._size
             self.counted.append(there)
             yield np.where(there, places, 0).tolist()
@@ -65,11 +71,71 @@ def poisson_loader(loader: DataLoader[Any], sampler: PoissonSampler) -> DataLoad
     return DataLoader(
         dataset,
         batch_sampler=sampler,
-        collate_fn=loader.collate_fn,
+        collate_fn=EachAlone(loader.collate_fn),
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
+    )
+
+
+class EachAlone:
+    """Collates records one by one, and puts the batches of one together.
+
+    Parameters
+    ----------
+    collate_fn : callable
+        From a list of records to a batch.
+    """
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, records: list[Any]) -> Any:
+        """Return the batch.
+
+        Raises
+        ------
+        InvalidParameterError
+            If the batch of a record is made of something else than tensors with one row.
+        DataError
+            If the records do not all have one shape.
+        """
+        return _joined([self._collate_fn([record]) for record in records])
+
+
+def _joined(parts: list[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        if any(part.dim() == 0 or len(part) != 1 for part in parts):
+            raise _no_rows()
+        if any(part.shape != first.shape for part in parts):
+            raise DataError(
+                "the records of a batch do not all have one shape: pad each to the same length, in "
+                'the Dataset or with padding="max_length". Padding to the longest of a batch would '
+                "tell of it in the gradients of the others"
+            )
+        return torch.cat(parts)
+    if isinstance(first, Mapping):
+        made = {key: _joined([part[key] for part in parts]) for key in first}
+        return made if type(first) is dict else _again(first, made)
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*map(_joined, map(list, zip(*parts, strict=True))))
+    if isinstance(first, tuple | list):
+        return type(first)(map(_joined, map(list, zip(*parts, strict=True))))
+    raise InvalidParameterError(
+        "loader",
+        f"a loader whose batches have a {type(first).__name__}",
+        "one whose batches are tensors, in tuples, lists or dictionaries",
+    )
+
+
+def _no_rows() -> InvalidParameterError:
+    # Nothing of its shape: it is that of a record.
+    return InvalidParameterError(
+        "loader",
+        "a loader whose batches have a tensor without one row for each record",
+        "one whose tensors have the records in their first dimension",
     )
 
 
@@ -95,10 +161,10 @@ def generated_batch(
     InvalidParameterError
         If a batch is made of something else than tensors with the records first.
     """
+    collate: Callable[[list[Any]], Any] = EachAlone(loader.collate_fn)
     if records is not None:
-        return loader.collate_fn([records[row] for row in rows])
-    record = loader.dataset[0]
-    return _alike(loader.collate_fn([record] * len(rows)), rows)
+        return collate([records[row] for row in rows])
+    return _alike(collate([loader.dataset[0]]), rows)
 
 
 def _alike(part: Any, rows: list[int]) -> Any:
@@ -109,13 +175,7 @@ def _alike(part: Any, rows: list[int]) -> Any:
         return made if type(part) is dict else _again(part, made)
     if isinstance(part, tuple) and hasattr(part, "_fields"):
         return type(part)(*(_alike(value, rows) for value in part))
-    if isinstance(part, tuple | list):
-        return type(part)(_alike(value, rows) for value in part)
-    raise InvalidParameterError(
-        "loader",
-        f"a loader whose batches have a {type(part).__name__}",
-        "one whose batches are tensors, in tuples, lists or dictionaries",
-    )
+    return type(part)(_alike(value, rows) for value in part)
 
 
 def _again(part: Any, made: dict[Any, Any]) -> Any:
@@ -127,13 +187,6 @@ def _again(part: Any, made: dict[Any, Any]) -> Any:
 
 
 def _tensor_alike(part: Tensor, rows: list[int]) -> Tensor:
-    if part.dim() == 0 or len(part) != len(rows):
-        # Nothing of its shape: it is that of a record.
-        raise InvalidParameterError(
-            "loader",
-            "a loader whose batches have a tensor without one row for each record",
-            "one whose tensors have the records in their first dimension",
-        )
     shape = (POOL, *part.shape[1:])
     draws = torch.Generator().manual_seed(0)
     if part.is_floating_point() and part.dim() > 1:

@@ -127,8 +127,8 @@ def private_training(
         from another training.
     loader : DataLoader
         Has the client's records, each once. Its batch size and order have no effect, which the log
-        says once; one that leaves out or repeats records is refused. ``collate_fn``,
-        ``num_workers`` and ``pin_memory`` are kept.
+        says once; one that leaves out or repeats records is refused. ``num_workers`` and
+        ``pin_memory`` are kept, and ``collate_fn`` gets each record alone: all must have one shape.
     context : Context
         Flower's context of the client whose training this is.
     loss_reduction : {"mean", "sum"}, default "mean"
@@ -147,7 +147,8 @@ def private_training(
     optimizer : PrivateOptimizer
         For the loop, and for schedulers of learning rates.
     loader : PrivateLoader
-        Poisson batches, of ``sampling_rate`` times the number of records on average.
+        Poisson batches, of ``sampling_rate`` times the number of records on average, each filled up
+        to a power of two with rows that count for nothing.
 
     Raises
     ------

@@ -11,14 +11,20 @@ from private_loops import CLIENT, Watched, context, loop, terms
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from flwr_privacy.clients.certificates.private_steps import _request, current_private_steps
 from flwr_privacy.clients.certificates.request import opened
 from flwr_privacy.clients.node.generated import undrawn
 from flwr_privacy.clients.node.rehearsal import rehearsed
 from flwr_privacy.clients.torch import initialise, mlp, private_training
-from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError
+from flwr_privacy.errors import DataError, FlwrPrivacyError, InvalidParameterError, ProtocolError
 from flwr_privacy.pipeline.mechanism import NoFactsError
 
 SIZE = 12
@@ -668,3 +674,95 @@ def test_functional_dropout_does_not_look_like_a_mixture_of_records() -> None:
             return out
 
     assert rehearse(lambda: train(Dropping()))[0] == SIZE
+
+
+# -- What is in a batch ----------------------------------------------------------------------------
+
+
+def mixed_up(records: list[Any]) -> Any:
+    x, y = default_collate(records)
+    standard = (x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1)
+    return 0.7 * standard + 0.3 * x.roll(1, 0), y
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_fn_gets_each_record_alone(workers: int) -> None:
+    """So a record has no part in what it makes of another."""
+    features, labels = data()
+    given: Any = DataLoader(
+        TensorDataset(features, labels), collate_fn=mixed_up, num_workers=workers
+    )
+    totals = []
+    for batch in ([1, 4, 5], [0, 1, 4, 5], [0]):
+        request = Watched(terms(steps=1, clipping_norm=100.0), [batch])
+        with opened(_request, request):
+            train(net(), given=given, passes=1)
+        totals.append(request.totals[0])
+    np.testing.assert_allclose(totals[0] + totals[2], totals[1], atol=1e-5)
+
+
+def test_records_of_several_lengths_are_told_to_be_padded_each() -> None:
+    class Lines(Dataset[Any]):
+        def __len__(self) -> int:
+            return SIZE
+
+        def __getitem__(self, place: int) -> tuple[Tensor, int]:
+            return torch.ones(4 + (place == 7)), 0
+
+    request = Watched(terms(steps=2, sampling_rate=0.5), [[1, 2], [2, 7]])
+    with opened(_request, request), pytest.raises(DataError, match='padding="max_length"'):
+        train(net(), given=DataLoader(Lines(), collate_fn=default_collate))
+    assert request.taken == 1
+
+
+def test_what_is_told_of_batches_without_rows_has_nothing_of_a_record() -> None:
+    class Lines(Dataset[Any]):
+        def __len__(self) -> int:
+            return SIZE
+
+        def __getitem__(self, place: int) -> Tensor:
+            return torch.ones(37 + place)
+
+    with pytest.raises(InvalidParameterError, match="without one row") as refused:
+        rehearse(lambda: train(net(), given=DataLoader(Lines(), collate_fn=torch.cat)))
+    assert "37" not in str(refused.value)
+
+
+class Amplifying(nn.Module):
+    """Weights that a server may send: the gradient by the first is rounding, amplified."""
+
+    def __init__(self, bias: list[float]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 1), nn.Linear(1, len(bias))
+        with torch.no_grad():
+            for parameter in self.first.parameters():
+                parameter.zero_()
+            self.last.weight.fill_(1e12)
+            self.last.bias.copy_(torch.tensor(bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(x))
+        return out
+
+
+def test_one_record_more_leaves_the_gradients_of_the_others_to_the_last_digit() -> None:
+    """A mean over a batch that is no power of two would be 1/n and times n, rounded twice."""
+    draws = np.random.default_rng(0)
+    features, labels = torch.ones(101, 1), torch.zeros(101, dtype=torch.long)
+    farthest, sizes = 0.0, set[int]()
+
+    def seen(output: Tensor, y: Tensor) -> Tensor:
+        sizes.add(len(y))
+        return functional.cross_entropy(output, y)
+
+    for _ in range(40):
+        bias = draws.uniform(-2, 2, 3).tolist()
+        totals = []
+        for batch in (range(1, 101), range(101)):
+            request = loop(
+                Watched(terms(), [list(batch)]), Amplifying(bias), features, labels, criterion=seen
+            )
+            totals.append(request.totals[0])
+        farthest = max(farthest, float(np.linalg.norm(totals[1] - totals[0])))
+    assert sizes == {128}
+    assert farthest <= 1.001
