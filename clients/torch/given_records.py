@@ -4,7 +4,7 @@ What a trainer certifies is about one order of the records, in which each is the
 DataLoader serves as a place of records: what would choose among them, or repeat some, is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,11 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
 )
 
 from flwr_privacy.clients.node.rehearsal import rehearse
@@ -101,9 +103,34 @@ def _check(features: Any, labels: Any) -> None:
         raise InvalidParameterError("labels", type(labels).__name__, f"nothing beside a {kind}")
     if isinstance(features, DataLoader):
         _check_loader(features)
+    if not arrays:
+        _check_repeats(dataset)
     for name, part in (("features", features), ("labels", labels)):
         if isinstance(part, Tensor) and part.dtype == torch.bfloat16:
             raise InvalidParameterError(name, "bfloat16", "a type that NumPy has: .float()")
+
+
+def _check_repeats(dataset: Any) -> None:
+    """Refuse what has a record of one of its data sets more than once."""
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return
+    places = list(_places(dataset))
+    if len(set(places)) < len(places):
+        raise InvalidParameterError(
+            _NAME, f"a {type(dataset).__name__} that repeats records", "every record once"
+        )
+
+
+def _places(dataset: Any) -> Iterator[tuple[int, int]]:
+    """Yield for each record the data set that it is of, and its place there."""
+    if isinstance(dataset, Subset):
+        inner = list(_places(dataset.dataset))
+        yield from (inner[int(index)] for index in dataset.indices)
+    elif isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            yield from _places(part)
+    else:
+        yield from ((id(dataset), place) for place in range(len(dataset)))
 
 
 def _is_dataset(dataset: Any) -> bool:

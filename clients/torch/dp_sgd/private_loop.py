@@ -2,9 +2,10 @@
 
 import gc
 import math
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,8 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from flwr_privacy.clients.certificates.private_steps import PrivateSteps, PrivateStepsRequest
+from flwr_privacy.clients.certificates.private_steps import (
+    PrivateSteps,
+    PrivateStepsRequest,
+    current_private_steps,
+)
 from flwr_privacy.clients.certificates.request import digests
 from flwr_privacy.clients.node.rehearsal import Rehearsal, RehearsedError
 from flwr_privacy.clients.torch.record_gradients import Gradients
@@ -82,6 +88,12 @@ class PrivateLoop:
         if rehearsal is not None:
             self.steps = max(2, self.steps)  # the gradients of two batches are compared
         self.taken = 0
+        self._stepping = False
+        ours = weakref.ref(self)
+        self._alone = register_optimizer_step_pre_hook(
+            lambda other, *_: None if (loop := ours()) is None else loop.check_other(other)
+        )
+        weakref.finalize(self, self._alone.remove)  # also where the training fails
 
     @property
     def rehearsing(self) -> bool:
@@ -160,18 +172,46 @@ class PrivateLoop:
 
     def _take(self, counted: NDArray[np.bool_]) -> None:
         self._check_same()
+        if self.taken == 0 and any(self._inner.state.values()):
+            raise ProtocolError("the optimizer has a state from elsewhere at its first step")
         self._new_rates |= self._learning_rates() != self._first_rates
         if self.rehearsing:
             self._rehearse(len(counted))
         else:
             self._set_gradients(counted)
         if not (self.rehearsing and self.taken == 0):  # two batches with the same weights
-            self._inner.step()
+            self._stepping = True
+            try:
+                self._inner.step()
+            finally:
+                self._stepping = False
         self.hooks.clear()
         self.taken += 1
         self._weights = self._copies()
         if self.over:
             self._end()
+
+    def check_other(self, optimizer: Any) -> None:
+        """Refuse every step of an optimiser that is not a private one, as long as the loop goes on.
+
+        What is learned beside it, such as a head of the client's own on top of the model, or by
+        gradients without noise, comes back in the gradients of single records.
+
+        Raises
+        ------
+        ProtocolError
+            If it is one, in the training of this loop: other threads have trainings of their own.
+        """
+        if current_private_steps() is not self._request or (
+            self._stepping and optimizer is self._inner
+        ):
+            return
+        self._refused(
+            ProtocolError(
+                f"a step of a {type(optimizer).__name__} that is not private: within the loop only "
+                "the optimizer that private_training returned learns"
+            )
+        )
 
     def _check_whole(self) -> None:
         """Refuse to go on after a step that failed: what fails may depend on a record."""
@@ -275,6 +315,7 @@ class PrivateLoop:
         if not all(_same(t, kept) for t, kept in zip(self._rest, self._kept_rest, strict=True)):
             raise ProtocolError("the training has changed frozen weights or buffers of the model")
         self.hooks.cleanup()
+        self._alone.remove()
         self._request.add(
             PrivateSteps(
                 plan=self._request.plan,

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from record_models import records
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     IterableDataset,
     RandomSampler,
@@ -53,6 +54,14 @@ FORMS = {
     "dataset": (PAIRS,),
     "list of pairs": (list(zip(FEATURES, LABELS, strict=True)),),
     "subset": (Subset(TensorDataset(*(part.flip(0) for part in PAIRS.tensors)), BACKWARDS),),
+    "parts": (
+        ConcatDataset(
+            [
+                Subset(PAIRS, range(3)),
+                Subset(Subset(PAIRS, range(1, len(PAIRS))), range(2, len(PAIRS) - 1)),
+            ]
+        ),
+    ),
     "loader": (DataLoader(PAIRS, batch_size=4),),
     "shuffled": (DataLoader(PAIRS, batch_size=4, shuffle=True),),
     "collated": (DataLoader(ROWS, batch_size=4, collate_fn=doubled),),
@@ -115,6 +124,17 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "with batches of its own",
     ),
     "endless": ((DataLoader(Endless()),), "'Endless'.*a Dataset with a length"),
+    "repeated": ((Subset(PAIRS, [0, 1, 1]),), "a Subset that repeats records"),
+    "repeated from the end": (
+        (DataLoader(Subset(PAIRS, [0, len(PAIRS) - 1, -1])),),
+        "a Subset that repeats records",
+    ),
+    "repeated below": ((Subset(Subset(PAIRS, [0, 1, 0]), [0, 2]),), "a Subset that repeats"),
+    "twice": ((ConcatDataset([PAIRS, PAIRS]),), "a ConcatDataset that repeats records"),
+    "overlapping": (
+        (DataLoader(ConcatDataset([Subset(PAIRS, [0, 1]), Subset(PAIRS, [1, 2])])),),
+        "a ConcatDataset that repeats records",
+    ),
     "nothing": ((None,), "'NoneType'"),
     "labels": ((FEATURES,), "labels = 'NoneType'"),
     "two labels": ((PAIRS, LABELS), "nothing beside a TensorDataset"),

@@ -1,7 +1,9 @@
 """private_training: the user's own loop, and what of it is refused, in a rehearsal or later."""
 
 import copy
+import threading
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    IterableDataset,
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
@@ -385,6 +388,56 @@ def mixing(mix: Callable[[Tensor], Tensor]) -> None:
     train(Mixing(mix))
 
 
+def head_of_its_own() -> None:
+    """A layer on top of the model that is trained without noise."""
+    head = nn.Linear(3, 3)
+    raw = torch.optim.Adam(head.parameters(), lr=1e-3)
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        raw.zero_grad()
+        functional.cross_entropy(head(model(x)), y).backward()
+        optimizer.step()
+        raw.step()
+
+    train(net(), step=step)
+
+
+def raw_steps() -> None:
+    """The optimiser's own steps, which a rate of zero hides while it warms up."""
+    model = net()
+    inner = torch.optim.Adam(model.parameters(), lr=0.0)
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        inner.step()
+        optimizer.step()
+
+    train(model, optimizer=inner, step=step)
+
+
+def moments() -> None:
+    """Loads moments past the optimiser that private_training returned."""
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        for parameter in model.parameters():
+            inner.state[parameter] = {"momentum_buffer": torch.ones_like(parameter)}
+        optimizer.step()
+
+    train(model, optimizer=inner, step=step)
+
+
+BESIDE = {
+    "a head of the client's own": (head_of_its_own, "a step of a Adam that is not private"),
+    "steps of the optimiser itself": (raw_steps, "a step of a Adam that is not private"),
+    "moments from elsewhere": (moments, "a state from elsewhere"),
+}
+
 GUARDED = {
     f"a batch without gradients ({where})": (
         lambda where=where: train(net(), step=guarded(where)),
@@ -395,6 +448,7 @@ GUARDED = {
 
 TRAPS: dict[str, tuple[Callable[[], Any], str]] = {
     **GUARDED,
+    **BESIDE,
     **{
         f"a model that mixes records: {name}": (
             lambda mix=mix: mixing(mix),
@@ -452,6 +506,7 @@ OF_THE_LOOP = {
     "other data than the batch",
     "the app's own loader",
     *GUARDED,
+    *BESIDE,
 }
 
 
@@ -766,3 +821,40 @@ def test_one_record_more_leaves_the_gradients_of_the_others_to_the_last_digit() 
         farthest = max(farthest, float(np.linalg.norm(totals[1] - totals[0])))
     assert sizes == {128}
     assert farthest <= 1.001
+
+
+# -- What is learned beside ------------------------------------------------------------------------
+
+
+def test_optimisers_of_others_are_free_again_after_the_loop() -> None:
+    features, labels = data()
+    other = net()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+
+    def beside(model: nn.Module, private: Any) -> None:
+        thread = Thread(target=optimizer.step)  # another training at the same time
+        thread.start()
+        thread.join()
+
+    failures: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", failures.append)
+        request = loop(Watched(terms(steps=2)), net(), features, labels, after_step=beside)
+        with opened(_request, request):
+            optimizer.step()  # the loop is over
+        assert not failures
+        failing = Watched(terms(steps=2))
+        with pytest.raises(ProtocolError, match="that is not private"):
+            loop(failing, net(), features, labels, after_step=lambda *_: optimizer.step())
+        with pytest.raises(ProtocolError, match="all the steps"):
+            _ = failing.certificate
+    optimizer.step()
+
+
+def test_a_data_set_without_a_length_is_refused_before_a_charge() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(zip(*data(), strict=True))
+
+    with pytest.raises(InvalidParameterError, match="a Dataset with a length"):
+        rehearse(lambda: train(net(), given=DataLoader(Stream())))
