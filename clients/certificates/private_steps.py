@@ -71,7 +71,11 @@ class PrivateSteps(TrainingCertificate[PrivateStepsPlan]):
     weights at every step with those after the step before, and it gets each batch that it drew
     before it draws another. `flwr_privacy.udp.PrivateStepsTerms` has what a noised sum protects.
     Not covered: a loop that changes the optimiser's settings by what it saw of raw batches, other
-    than by torch's ReduceLROnPlateau, which is refused.
+    than by torch's ReduceLROnPlateau, which is refused; and whether the gradients of real records
+    are those of single records. That is rehearsed on generated ones, which cannot show a loss
+    that is linear only there (flooding, a clamp or nan_to_num of the loss of a batch), records that
+    are mixed with some probability or from some step on, nor what the app computed from its data
+    before (statistics, class weights, a Dataset that looks up other records).
     """
 
     training: ClassVar[str] = "last private step"

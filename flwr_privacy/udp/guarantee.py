@@ -96,12 +96,15 @@ def guarantee_of(
             "noise comes with its update, and for that no bound is proven"
         )
     if isinstance(privacy, DPSGD):
-        assumptions.append(
+        assumptions += [
             "the app trains with what private_training returned: it checks the gradients, the "
             "batches and the weights of each step, but not what a loop does beside it, such as "
             "settings of the optimiser that follow raw losses; and a kernel that rounds one "
-            "record's gradient otherwise in a larger batch is not counted"
-        )
+            "record's gradient otherwise in a larger batch is not counted",
+            "the gradient of a record has nothing of other records: generated records are tried, "
+            "which cannot show a clamp of the loss of a batch, statistics that the app took from "
+            "its data, or records that are mixed by chance or later on",
+        ]
         evidence += ("tests of private steps: what one record moves, noise, charge, refusals",)
     if bound == "convex" and not privacy.one_step:
         assumptions.append(

@@ -104,6 +104,10 @@ class PrivateStepsTerms(Mechanism):
     step is ``2 noise_multiplier`` times that, exact and discrete, fresh for each step. The charge
     is that of all steps, each with a Poisson sample of its own, made before the first one
     (`flwr_privacy.accounting.neighbours` has the theorem for samples and replaced records).
+    Assumed: the gradient of a record follows from this record and the weights. A rehearsal on
+    generated records refuses what it can find (docs/dp-sgd.md has what it cannot: losses that are
+    linear on those records only, settings of the app's that follow its data, records mixed by
+    chance or later on).
     Not covered: whether two gradients of *another* record, computed in batches with and without
     this one, are the same to the last digit. Where a kernel rounds differently for batches of
     another size, they are not, and no bound is stated for it. Nor the number of records, which is

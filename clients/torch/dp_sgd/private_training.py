@@ -116,7 +116,9 @@ def private_training(
     takes. Return the model's arrays as they are after the last step.
 
     Before the first charge of an experiment the loop is rehearsed: it gets small batches of
-    generated records, and what does not fit is an error then, before it costs anything.
+    generated records, and what does not fit in settings, model and loss is an error then, before it
+    costs anything. What the loop itself does wrong costs the charge of the round on a deployed
+    node, because it may depend on what it looked at.
 
     Parameters
     ----------
@@ -156,14 +158,16 @@ def private_training(
         If the extra ``dp-sgd`` is not installed; the model has batch normalisation, running
         statistics or nothing to train, or Opacus does not take it; the optimiser lacks parameters,
         has frozen ones or a state; the loader chooses records; or the context is another client's.
-        In a rehearsal also where gradients of single records are missing, or depend on the rest of
-        their batch.
+        In a rehearsal also where gradients of single records are missing, say nothing, or depend on
+        the rest of their batch; and at a mean with class weights or over several targets of each
+        record.
     DataError
         If there are no records.
     ProtocolError
         If no scheme asks for private steps, or this is the second call in a round. Also what the
-        returned objects raise: for a step without a batch, a batch without a step, one step too
-        many, and for weights that change between steps.
+        returned objects raise: for a step without a batch or without gradients, a batch without a
+        step, one step too many, weights that change between steps, targets that are ignored under
+        a mean, steps of another optimiser, and for everything after a step that failed.
 
     Guarantee
     ---------
