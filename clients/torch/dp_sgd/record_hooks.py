@@ -8,6 +8,7 @@ the positions of a record too, in float32, where large terms may cancel. So ther
 formed, and count as the numbers that they are.
 """
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class RecordHooks(GradSampleHooks):  # type: ignore[misc]
         self._trainable: dict[str, Any] = {
             name: p for name, p in model.named_parameters() if p.requires_grad
         }
+        self._padding = _padding_of(model)
 
     def capture_backprops_hook(
         self,
@@ -132,6 +134,8 @@ class RecordHooks(GradSampleHooks):  # type: ignore[misc]
                     f"'{name}' has gradients of {rows} records, and the batch has {records}: each "
                     "layer must take the batch as it comes from the loader, records first"
                 )
+            if name in self._padding and isinstance(kept, Tensor):
+                kept[:, self._padding[name]] = 0  # as torch has it, and Opacus does not
             if isinstance(kept, tuple):
                 outer[name] = kept
             else:
@@ -171,6 +175,16 @@ class RecordHooks(GradSampleHooks):  # type: ignore[misc]
                 raise InvalidParameterError(
                     "model", f"'{name}' without the gradients of its records", allowed
                 )
+
+
+def _padding_of(model: nn.Module) -> dict[str, int]:
+    """Return the row without a gradient of each embedding whose weight no other layer has."""
+    found, uses = dict[str, int](), Counter[int]()
+    for prefix, module in model.named_modules():
+        uses.update(map(id, module.parameters(recurse=False)))
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            found[f"{prefix}.weight".lstrip(".")] = module.padding_idx
+    return {name: row for name, row in found.items() if uses[id(model.get_parameter(name))] == 1}
 
 
 def _is_plain(module: Any) -> bool:

@@ -731,6 +731,27 @@ def test_functional_dropout_does_not_look_like_a_mixture_of_records() -> None:
     assert rehearse(lambda: train(Dropping()))[0] == SIZE
 
 
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(5, 4, padding_idx=0), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.table(x).mean(dim=1))
+        return out
+
+
+def test_the_padding_of_an_embedding_has_no_gradient_and_does_not_look_unseen() -> None:
+    _, labels = data()
+    lines = torch.randint(5, (SIZE, 6), generator=torch.Generator().manual_seed(1))
+    assert rehearse(lambda: train(Tokens(), given=DataLoader(TensorDataset(lines, labels))))
+    model = Tokens()
+    request = loop(Watched(terms()), model, lines, labels)
+    table = request.totals[0][:20].reshape(5, 4)
+    assert not table[0].any()
+    assert table[1:].any(axis=1).all()
+
+
 # -- What is in a batch ----------------------------------------------------------------------------
 
 
