@@ -852,7 +852,10 @@ def test_optimisers_of_others_are_free_again_after_the_loop() -> None:
     other = net()
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
 
+    kept = []
+
     def beside(model: nn.Module, private: Any) -> None:
+        kept.append(private)  # so that the loop is not forgotten
         thread = Thread(target=optimizer.step)  # another training at the same time
         thread.start()
         thread.join()
