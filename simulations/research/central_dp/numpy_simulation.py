@@ -178,7 +178,7 @@ def cohorts(point: Point, random: np.random.Generator) -> Iterator[NDArray[np.in
     groups = plan_of(point).separation if sampling == CYCLIC_POISSON else 1
     for t in range(rounds):
         if sampling == FIXED:
-            yield random.choice(clients, n, replace=False)
+            yield random.choice(np.arange(clients), n, replace=False)
         elif sampling == BALANCED:
             yield order[np.arange(t * n, (t + 1) * n) % clients]
         elif sampling in (POISSON, CYCLIC_POISSON):
