@@ -104,7 +104,7 @@ def plant(seed: int, *, codes: int, clients: int) -> list[Planted]:
     draws = stream(seed, "planted")
     places = draws.permutation(NAMES * NOUNS)
     waiting = iter(draws.permutation(clients).tolist())
-    found = []
+    found: list[Planted] = []
     for group in GROUPS:
         for _ in range(codes):
             name, noun = divmod(int(places[len(found)]), NOUNS)

@@ -80,7 +80,8 @@ class _Layer(nn.Module):
         later = torch.ones(length, length, dtype=torch.bool, device=vectors.device).triu(1)
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
         weights = scores.masked_fill(later, -math.inf).softmax(dim=-1)
-        return (weights @ value).transpose(-2, -3).flatten(-2)
+        attended: Tensor = (weights @ value).transpose(-2, -3).flatten(-2)
+        return attended
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
