@@ -373,7 +373,7 @@ class CentralDP(SchemeStrategy):
         # What is divided by a secret number would tell it.
         number: float = len(mean.clients)
         # The same number in every round, or noise of two rounds would not cancel.
-        if self.budget.amplified or self.privacy.correlated is not None:
+        if self.budget.amplified or self.budget.planned().correlated is not None:
             number = self.budget.planned().q * self.budget.population
         if terms.noise == SERVER:
             noise: AddNoise = add_noise
