@@ -297,7 +297,7 @@ def join_any_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     place = SimpleNamespace(
         believed=SimpleNamespace(clients=SUMMED, honest=SUMMED, certain=SUMMED),
         needed=[],
-        withstands_lies=False,
+        withstood=0,
         bounds=SimpleNamespace(code_limit=CODE_LIMIT),
         masked=lambda arrays, metrics: (arrays, {}),
     )
