@@ -13,11 +13,9 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from flwr_privacy.accounting import Charge
-from flwr_privacy.central_dp.correlated.factors import ToeplitzFactor
-from flwr_privacy.central_dp.correlated.member_stream import shown_gap
-from flwr_privacy.central_dp.correlated.stream import check_sigma, digest_of
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.pipeline.participation_limits import INDEPENDENT, ParticipationLimit
 from flwr_privacy.privacy.adaptive_clipping import COUNT_GRID, COUNT_NAME, count_code, split
@@ -34,8 +32,12 @@ from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.udp.budgets import check_budget
 from flwr_privacy.wire.arrays import Arrays
 
-from .joint_cost import JointCost
 from .sensitivity import DISTRIBUTED, SERVER, amplified, relation, sensitivity
+
+if TYPE_CHECKING:  # what is only of use beside a committee is loaded late
+    from flwr_privacy.central_dp.correlated.factors import ToeplitzFactor
+
+    from .joint_cost import JointCost
 
 __all__ = ["MEMBER", "SHARE_REACH", "CentralDPTerms"]
 
@@ -173,17 +175,23 @@ class CentralDPTerms:
         check_integer("rounds", self.rounds, minimum=1, maximum=MOST_ROUNDS)
         check_integer("block", self.block, minimum=1, maximum=self.rounds)
         check_integer("participations", self.participations, minimum=1, maximum=self.rounds)
+        from flwr_privacy.central_dp.correlated.stream import digest_of
+
         if digest_of(self.toeplitz) != self.factor:
             raise InvalidParameterError("factor", self.factor, "the digest of the coefficients")
 
     @property
-    def toeplitz(self) -> ToeplitzFactor:
+    def toeplitz(self) -> "ToeplitzFactor":
         """The factor of a committee."""
+        from flwr_privacy.central_dp.correlated.factors import ToeplitzFactor
+
         return ToeplitzFactor(coefficients=tuple(self.coefficients))
 
     @cached_property
-    def _joint(self) -> JointCost:
+    def _joint(self) -> "JointCost":
         """What the rounds cost a client together, with a committee."""
+        from .joint_cost import JointCost
+
         return JointCost(
             factor=self.toeplitz,
             rounds=self.rounds,
@@ -289,6 +297,8 @@ class CentralDPTerms:
             gap += summed_gap(1, count / COUNT_GRID.step, self.parties)
         if not self.members:
             return gap * self.rounds
+        from flwr_privacy.central_dp.correlated.member_stream import shown_gap
+
         shown = range(self.parties + 1, len(self.members) + 1)
         gap += sum(shown_gap(entries, steps, members) for members in shown)
         return gap * min(self.toeplitz.bands, self.rounds)
@@ -325,6 +335,8 @@ class CentralDPTerms:
         check_gap(self.grid, self.grid_gap(dimension), charged=self.gap)
         check_codes(self.grid, self.code_limit())
         if self.members:
+            from flwr_privacy.central_dp.correlated.stream import check_sigma
+
             check_sigma(self.toeplitz, self.share_sigmas()[0] / CodeGrid(self.grid).step)
 
     def names(self, model: Arrays) -> list[str]:

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from flwr_privacy.errors import DeclinedError
-from flwr_privacy.privacy.distributed_noise import honest_members
 
 from .node_store import NodeRules, NodeStore
 
@@ -282,7 +281,7 @@ def check_members(
             raise DeclinedError(
                 "this node is a member of the noise committee: it does not train in a cohort"
             )
-        if parties > (honest := honest_members(len(members), trusted=len(trusted))):
+        if parties > (honest := _honest(len(members), len(trusted))):
             raise DeclinedError(
                 f"noise for {parties} honest members of {len(members)} was asked for: of the "
                 f"{len(trusted)} nodes in noise_members a fifth may collude with the server, one "
@@ -339,7 +338,7 @@ def _check_committee(
             )
     if sorted(fields["needed"]) != sorted(members):
         raise DeclinedError(f"{asked} in a secure sum that opens without some of them")
-    colluding = len(members) - honest_members(len(members), trusted=len(trusted))
+    colluding = len(members) - _honest(len(members), len(trusted))
     if fields["withstood"] < colluding:
         raise DeclinedError(
             f"{asked} in a secure sum in which a server that lies about who is missing may open "
@@ -347,3 +346,10 @@ def _check_committee(
             "thirds in a complete graph"
         )
     return trusted
+
+
+def _honest(members: int, trusted: int) -> int:
+    # Late: noise in shares is of no use to a node whose scheme has none.
+    from flwr_privacy.privacy.distributed_noise import honest_members
+
+    return honest_members(members, trusted=trusted)

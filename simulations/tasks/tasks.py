@@ -427,7 +427,7 @@ def _model(task: Task, settings: Settings, arrays: Mapping[str, NDArray[Any]]) -
         _models.model = initialise(task.model, 0)
         _models.task = task
     kept: nn.Module = _models.model
-    if len(arrays) == len(kept.state_dict()):
+    if not arrays.keys() < kept.state_dict().keys():
         set_arrays(kept, arrays)
         return kept
     model = initialise(task.model, derive_seed(settings.seed, "initialise"))

@@ -189,15 +189,12 @@ ODD: dict[Callable[..., Any], dict[str, Callable[..., Any]]] = {
     **{
         work: {
             "the loss is no number for a record": partial(work, loss=no_number),
-            **(
-                {}
-                if work in (steps, private_steps)
-                else {"the loss raises": partial(work, loss=lossy)}
-            ),
+            **({} if work is steps else {"the loss raises": partial(work, loss=lossy)}),
             "records of any size": partial(work, features=RECORDS),
         }
-        for work in (steps, batches, losses, private_steps)
+        for work in (steps, batches, losses)
     },
+    private_steps: {"records of any size": partial(private_steps, features=RECORDS)},
     tables: {"at its bound": filled(1.0), "short": filled(0.5, 1), "tiny": filled(1e-300)},
     columns: {
         "beyond its bound": lambda: VerticalData(train=filled(4711.0)()[0]),
@@ -256,6 +253,15 @@ def test_a_failure_is_charged_and_tells_nothing_but_that(
     again = node.ask(header={"request": 1})
     assert again[:2] == ("refused", DECLINED_CODE)
     assert (node.charges(), node.ran, node.kept()) == (1, ran, [])
+
+
+def test_a_loss_without_a_number_is_found_before_private_steps_are_charged(tmp_path: Path) -> None:
+    user = partial(private_steps, loss=no_number)
+    node = Node(tmp_path / "node", CASES["udp, private steps"], user)
+    said = node.ask()
+    close(node, said)
+    assert said[0] == "refused"
+    assert (node.charges(), node.kept()) == (0, [])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that overflow

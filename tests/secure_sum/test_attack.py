@@ -207,7 +207,7 @@ def test_the_command_attacks_mspdq_and_says_in_words_what_it_found(
         (
             ("secure-some",),
             2,
-            "'secure-some': expected one of 'acfl', 'audit', 'fedvs', 'm2fdp', 'mspdq'",
+            "'secure-some': expected one of 'acfl', 'audit', 'canaries', 'fedvs'",
         ),
         (("secure-sum", "--task", "fashion-cnn"), 2, "task = 'fashion-cnn': expected one of"),
         (("secure-sum", "--task", "mnist-mlp"), 3, "--data-root DIR"),
