@@ -143,12 +143,17 @@ def still(output: Any, labels: Any) -> Any:
     return 0 * output.sum()
 
 
+def barely(output: Any, labels: Any) -> Any:
+    """Return a loss whose gradients are less than a step of any grid, and not zero."""
+    return 1e-20 * output.sum()
+
+
 IDLE: dict[Callable[..., Any], Callable[..., Any]] = {
     fit: lambda parameters: (parameters, 3, {}),
     evaluation: lambda parameters: (4.0, 3, {}),
     steps: partial(steps, loss=still),
     batches: partial(batches, loss=still),
-    private_steps: partial(private_steps, loss=still),
+    private_steps: partial(private_steps, loss=barely),
     tables: filled(0.0),
 }
 """Code with which the answer says nothing but its noise."""
