@@ -145,7 +145,7 @@ def still(output: Any, labels: Any) -> Any:
 
 def barely(output: Any, labels: Any) -> Any:
     """Return a loss whose gradients are less than a step of any grid, and not zero."""
-    return 1e-20 * output.sum()
+    return 1e-20 * output.mean()
 
 
 IDLE: dict[Callable[..., Any], Callable[..., Any]] = {
