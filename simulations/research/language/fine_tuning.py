@@ -314,7 +314,7 @@ def _descend(model: nn.Module, text: Tokens, *, epochs: int, seed: int) -> None:
     model.train()
     with one_thread():
         for _ in range(epochs):
-            for batch in torch.randperm(len(text), generator=generator).split(_BATCH):
+            for batch in torch.split(torch.randperm(len(text), generator=generator), _BATCH):
                 optimiser.zero_grad()
                 loss = token_loss(model(sentences[batch, :-1]), sentences[batch, 1:])
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -1,5 +1,6 @@
 """Trains the base model on public text, in a minute or two."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -41,14 +42,14 @@ def base_arrays(seed: int, *, sentences: int, size: Size = ()) -> dict[str, NDAr
     optimiser = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
     model.train()
     with one_thread():
-        for batch in torch.from_numpy(text).split(_BATCH):  # sentences are in a random order
+        for batch in torch.split(torch.from_numpy(text), _BATCH):  # sentences are in a random order
             optimiser.zero_grad()
             _loss(model, batch).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     return get_arrays(model)
 
 
-def loss_on(model: torch.nn.Module, texts: list[Tokens]) -> float:
+def loss_on(model: torch.nn.Module, texts: Sequence[Tokens]) -> float:
     """Return the mean loss per token over the text of all clients, each counting the same."""
     model.eval()
     with one_thread(), torch.no_grad():
