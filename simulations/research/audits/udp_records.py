@@ -14,13 +14,19 @@ from .observed import Coins, Released, Session, Vector, clipped
 from .training import Heard, Model, Reply, crafted_app, listen
 from .udp import NORM, made_with, said_by, udp_claim, values_of
 
-__all__ = ["udp_records", "udp_sampled"]
+__all__ = ["MEMBERS", "RECORDS", "SIZES", "far_records", "members", "udp_records", "udp_sampled"]
 
 _STEP = 0.8  # learning rate
-_RECORDS = 5
-_ARRAYS = (400, 60)  # sizes of the two arrays of the model
+RECORDS = 5
+"""Records of a client."""
+
+SIZES = (400, 60)
+"""Sizes of the two arrays of the model."""
+
+MEMBERS = 200
+"""Records whose sampling is audited."""
+
 _FAR = 1e6
-_MEMBERS = 200  # records whose sampling is audited
 
 
 def udp_records(
@@ -44,7 +50,7 @@ def udp_records(
     )
 
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
-        return _descended(_records(client, server_round)[0], start)
+        return _descended(far_records(client, server_round)[0], start)
 
     app = crafted_app(train, [as_mod(half)])
     heard = listen(
@@ -84,8 +90,7 @@ def udp_sampled(
         clients=2,
         rounds=rounds,
     )
-    features = np.zeros((_MEMBERS, sum(_ARRAYS)), np.float32)
-    features[np.arange(_MEMBERS), np.arange(_MEMBERS)] = _FAR
+    features = members()
 
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
         return _descended(features, start)
@@ -94,8 +99,8 @@ def udp_sampled(
     heard = listen(
         made, app, clients=2, rounds=rounds, start=_linear(), insecure_seed=insecure_seed
     )
-    rows = [values_of(reply)[:_MEMBERS] for reply in heard.replies]
-    pull = _STEP * NORM / (rate * _MEMBERS)
+    rows = [values_of(reply)[:MEMBERS] for reply in heard.replies]
+    pull = _STEP * NORM / (rate * MEMBERS)
     return Session(
         releases=[],
         claim=udp_claim(heard, budget=epsilon),
@@ -106,30 +111,37 @@ def udp_sampled(
 
 
 def _step_upload(reply: Reply, heard: Heard) -> Released:
-    records, direction = _records(reply.client, reply.round)
+    records, direction = far_records(reply.client, reply.round)
     steps = np.array([clipped(record, NORM) for record in records.astype(np.float64)])
-    reach = _STEP * NORM / _RECORDS
+    reach = _STEP * NORM / RECORDS
     return Released(
         place=(reply.client, reply.round),
         kind="a far record",
         values=values_of(reply),
         expected=-_STEP * steps.mean(axis=0),
         sigma=charge_of(heard, reply).noise_multiplier * 2 * reach,
-        blocks=_ARRAYS,
+        blocks=SIZES,
         canary=-direction,
         reach=reach,
         said=said_by(reply),
     )
 
 
-def _records(client: str, server_round: int) -> tuple[np.ndarray, Vector]:
+def far_records(client: str, server_round: int) -> tuple[np.ndarray, Vector]:
     """Return the records of a client, the first of them far away, and its direction."""
     draws = stream(0, "records", client, server_round)
-    features = draws.normal(size=(_RECORDS, sum(_ARRAYS))).astype(np.float32)
+    features = draws.normal(size=(RECORDS, sum(SIZES))).astype(np.float32)
     features[1:] *= 0.1 * NORM / np.sqrt(features.shape[1])
     features[0] *= _FAR
     far = features[0].astype(np.float64)
     return features, far / np.linalg.norm(far)
+
+
+def members() -> np.ndarray:
+    """Return records that are far away, each along a weight of its own."""
+    features = np.zeros((MEMBERS, sum(SIZES)), np.float32)
+    features[np.arange(MEMBERS), np.arange(MEMBERS)] = _FAR
+    return features
 
 
 class _Linear(nn.Module):
@@ -137,8 +149,8 @@ class _Linear(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Parameter(torch.zeros(_ARRAYS[0]))
-        self.second = nn.Parameter(torch.zeros(_ARRAYS[1]))
+        self.first = nn.Parameter(torch.zeros(SIZES[0]))
+        self.second = nn.Parameter(torch.zeros(SIZES[1]))
 
     def forward(self, records: Tensor) -> Tensor:
         return records @ torch.cat([self.first, self.second])

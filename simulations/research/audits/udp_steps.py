@@ -12,20 +12,17 @@ from flwr_privacy.clients import SchemeClient, UDPClient, as_mod
 from flwr_privacy.clients.torch import get_arrays, private_training, set_arrays
 from flwr_privacy.strategies import DPSGD, UDP
 from flwr_privacy.udp.private_steps import UPDATE_GRID
-from flwr_privacy.wire.identity import stream
 
 from .claims import DELTA, charge_of, charged, most_answered, uncharged
 from .observed import Coins, Released, Session, Vector, clipped
 from .training import Heard, Model, Reply, crafted_app, listen
 from .udp import NORM, made_with, said_by, udp_claim
+from .udp_records import MEMBERS, RECORDS, SIZES, far_records, members
 
 __all__ = ["udp_steps", "udp_steps_sampled"]
 
 _RATE = 0.8  # learning rate
-_STEPS, _RECORDS = 4, 5
-_ARRAYS = (400, 60)  # sizes of the two arrays of the model
-_FAR = 1e6
-_MEMBERS = 200  # records whose sampling is audited
+_STEPS = 4
 
 
 def udp_steps(
@@ -50,7 +47,7 @@ def udp_steps(
     )
 
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
-        return _descended(client, _records(client, server_round)[0], start)
+        return _descended(client, far_records(client, server_round)[0], start)
 
     app = crafted_app(train, [as_mod(half)])
     heard = listen(
@@ -84,16 +81,15 @@ def udp_steps_sampled(
         clients=2,
         rounds=rounds,
     )
-    features = np.zeros((_MEMBERS, sum(_ARRAYS)), np.float32)
-    features[np.arange(_MEMBERS), np.arange(_MEMBERS)] = _FAR
+    features = members()
 
     def train(client: str, server_round: int, start: Model) -> tuple[Model, int]:
         return _descended(client, features, start)
 
     app = crafted_app(train, [as_mod(half)])
     heard = listen(made, app, clients=2, rounds=rounds, start=_start(), insecure_seed=insecure_seed)
-    rows = [_values(reply)[:_MEMBERS] for reply in heard.replies]
-    pull = _RATE * NORM / (rate * _MEMBERS)
+    rows = [_values(reply)[:MEMBERS] for reply in heard.replies]
+    pull = _RATE * NORM / (rate * MEMBERS)
     return Session(
         releases=[],
         claim=udp_claim(heard, budget=epsilon),
@@ -104,9 +100,9 @@ def udp_steps_sampled(
 
 
 def _update(reply: Reply, heard: Heard) -> Released:
-    records, direction = _records(reply.client, reply.round)
+    records, direction = far_records(reply.client, reply.round)
     gradients = np.array([clipped(record, NORM) for record in records.astype(np.float64)])
-    reach = _RATE * NORM * _STEPS / _RECORDS
+    reach = _RATE * NORM * _STEPS / RECORDS
     step = charge_of(heard, reply)
     return Released(
         place=(reply.client, reply.round),
@@ -114,7 +110,7 @@ def _update(reply: Reply, heard: Heard) -> Released:
         values=_values(reply),
         expected=-_RATE * _STEPS * gradients.mean(axis=0),
         sigma=step.noise_multiplier * 2 * reach / math.sqrt(step.count),
-        blocks=_ARRAYS,
+        blocks=SIZES,
         canary=-direction,
         reach=reach,
         said=said_by(reply),
@@ -127,28 +123,18 @@ def _values(reply: Reply) -> Vector:
     return np.concatenate(codes) * UPDATE_GRID.step
 
 
-def _records(client: str, server_round: int) -> tuple[np.ndarray, Vector]:
-    """Return the records of a client, the first of them far away, and its direction."""
-    draws = stream(0, "records", client, server_round)
-    features = draws.normal(size=(_RECORDS, sum(_ARRAYS))).astype(np.float32)
-    features[1:] *= 0.1 * NORM / np.sqrt(features.shape[1])
-    features[0] *= _FAR
-    far = features[0].astype(np.float64)
-    return features, far / np.linalg.norm(far)
-
-
 class _Linear(nn.Module):
     """A linear map to one number, with its weights in two arrays, from zero."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(_ARRAYS[0], 1, bias=False)
-        self.second = nn.Linear(_ARRAYS[1], 1, bias=False)
+        self.first = nn.Linear(SIZES[0], 1, bias=False)
+        self.second = nn.Linear(SIZES[1], 1, bias=False)
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
     def forward(self, records: Tensor) -> Tensor:
-        first = _ARRAYS[0]
+        first = SIZES[0]
         out: Tensor = self.first(records[:, :first]) + self.second(records[:, first:])
         return out
 
