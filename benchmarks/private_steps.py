@@ -9,7 +9,8 @@ import copy
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -47,10 +48,17 @@ def private_steps() -> Iterator[Comparison]:
             warnings.simplefilter("ignore")
             ours, theirs = _ours(copy.deepcopy(model), data), _opacus(copy.deepcopy(model), data)
             mine, rivals = list[float](), list[float]()
-            for taken, step in [(mine, ours), (rivals, theirs)] * (STEPS - 1):
-                began = time.perf_counter()
-                next(step)
-                taken.append(time.perf_counter() - began)
+            # A private loop watches its thread until it takes the next batch.
+            with (
+                ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as our,
+                ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as their,
+            ):
+                turns = [(mine, our, ours), (rivals, their, theirs)]
+                for taken, thread, step in turns * (STEPS - 1):
+                    began = time.perf_counter()
+                    thread.submit(next, step).result()
+                    taken.append(time.perf_counter() - began)
+                our.submit(ours.close).result()
     finally:
         torch.set_num_threads(threads)
     yield Comparison(
@@ -73,7 +81,7 @@ def _cnn() -> nn.Module:
     )
 
 
-def _loop(model: nn.Module, optimizer: Any, loader: Any) -> Iterator[None]:
+def _loop(model: nn.Module, optimizer: Any, loader: Any) -> Generator[None, None, None]:
     """The loop of a user, with a stop after each step."""
     while True:
         for features, labels in loader:
@@ -83,7 +91,7 @@ def _loop(model: nn.Module, optimizer: Any, loader: Any) -> Iterator[None]:
             yield
 
 
-def _ours(model: nn.Module, data: TensorDataset) -> Iterator[None]:
+def _ours(model: nn.Module, data: TensorDataset) -> Generator[None, None, None]:
     terms = PrivateStepsTerms(
         steps=STEPS,
         sampling_rate=BATCH / RECORDS,
