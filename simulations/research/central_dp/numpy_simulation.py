@@ -50,7 +50,7 @@ EACH_CLIENT = "each-client"
 
 Floats = NDArray[np.float32]
 Layers = list[tuple[Floats, Floats]]
-"""Weights (..., outputs, inputs) and biases (..., outputs) of each layer."""
+"""Weights (outputs, inputs) and biases (outputs) of each layer."""
 
 _OPTIONS = ("noise", "sampling", "correlated", "groups", "epsilon", "delta", "clipping_norm")
 _KEYS = {
@@ -230,8 +230,7 @@ def _trained(point: Point, seed: int, data_root: Path | None) -> Values:
             held = (features[cohort], labels[cohort], present[cohort])
             total = total + _summed(model, held, point, batches)
         _step(model, total / point["per_round"])
-    outputs = _forward([(w[None], b[None]) for w, b in model], _flat(records.test_features)[None])
-    scores = outputs[-1][0]
+    scores = _scores(model, _flat(records.test_features))
     losses = _log_sum(scores) - scores[np.arange(len(scores)), records.test_labels]
     right = scores.argmax(axis=1) == records.test_labels
     return {"accuracy": float(right.mean()), "loss": float(losses.mean())}
@@ -252,70 +251,81 @@ def _held(settings: Settings, clients: int) -> tuple[Floats, NDArray[np.int64], 
 
 
 def _summed(model: Layers, held: Any, point: Point, random: np.random.Generator) -> Floats:
-    """Return the sum of the clipped updates of a cohort, whose clients train together."""
+    """Return the sum of the clipped updates of a cohort, whose clients train together.
+
+    The update of a client's layer is -rate E^T A with inputs A of the layer and errors E at its
+    outputs, a row for each record of each step. Clients have few records, so models of their own
+    are never formed: products with the common weights are shared, and the rest are small.
+    """
     features, labels, present = held
     clients, most = present.shape
     rows = np.arange(clients)[:, None]
-    local: Layers = [
-        (np.repeat(weights[None], clients, axis=0), np.repeat(bias[None], clients, axis=0))
-        for weights, bias in model
-    ]
+    rate = point["learning_rate"]
+    steps = point["epochs"] * -(-most // point["batch_size"])
+    # Layer 0 has the same inputs in each epoch: one row for each record, with its errors summed.
+    inputs, errors = [features], [np.zeros((clients, most, len(model[0][1])), np.float32)]
+    for weights, bias in model[1:]:
+        counted = steps * min(point["batch_size"], most)
+        inputs.append(np.zeros((clients, counted, weights.shape[1]), np.float32))
+        errors.append(np.zeros((clients, counted, len(bias)), np.float32))
+    common = features @ model[0][0].T + model[0][1]
+    gram = features @ features.transpose(0, 2, 1)
+
+    def outputs_of(place: int, inner: Floats, shared: Floats) -> Floats:
+        own = inner @ errors[place] + errors[place].sum(axis=1, keepdims=True)
+        return np.asarray(shared - rate * own, np.float32)
+
+    taken = 0
     for _ in range(point["epochs"]):
         # Each client's records in an order of its own, what is only padding last.
         order = np.argsort(np.where(present, random.random((clients, most)), 2.0), axis=1)
         for begin in range(0, most, point["batch_size"]):
             batch = order[:, begin : begin + point["batch_size"]]
-            _descend(
-                local,
-                features[rows, batch],
-                labels[rows, batch],
-                present[rows, batch],
-                point["learning_rate"],
-            )
-    updates = np.concatenate(
-        [
-            (after - before).reshape(clients, -1)
-            for one, other in zip(local, model, strict=True)
-            for after, before in zip(one, other, strict=True)
-        ],
-        axis=1,
-    )
-    norms = np.maximum(np.linalg.norm(updates, axis=1), 1e-12)
-    scale = np.minimum(1.0, point["clipping_norm"] / norms).astype(np.float32)
-    return np.asarray(scale @ updates, np.float32)
+            new = slice(taken, taken + batch.shape[1])
+            taken = new.stop
+            scores = outputs_of(0, gram[rows, batch], common[rows, batch])
+            for place in range(1, len(model)):
+                weights, bias = model[place]
+                above = np.maximum(scores, 0)
+                inner = above @ inputs[place].transpose(0, 2, 1)
+                scores = outputs_of(place, inner, above @ weights.T + bias)
+                inputs[place][:, new] = above
+            error = _error(scores, labels[rows, batch], present[rows, batch])
+            for place in reversed(range(1, len(model))):
+                inner = error @ errors[place].transpose(0, 2, 1)
+                below = error @ model[place][0] - rate * (inner @ inputs[place])
+                errors[place][:, new] = error
+                error = below * (inputs[place][:, new] > 0)
+            errors[0][rows, batch] += error
+    squares = np.zeros(clients)
+    for place, (ins, outs) in enumerate(zip(inputs, errors, strict=True)):
+        among = gram if place == 0 else ins @ ins.transpose(0, 2, 1)
+        squares += ((outs @ outs.transpose(0, 2, 1)) * (among + 1)).sum(axis=(1, 2))
+    norms = np.maximum(rate * np.sqrt(np.maximum(squares, 0)), 1e-12)
+    scale = np.minimum(1.0, point["clipping_norm"] / norms)
+    total = []
+    for ins, outs in zip(inputs, errors, strict=True):
+        clipped = (-rate * scale[:, None, None] * outs).reshape(-1, outs.shape[-1])
+        clipped = clipped.astype(np.float32)
+        total += [(clipped.T @ ins.reshape(-1, ins.shape[-1])).ravel(), clipped.sum(axis=0)]
+    return np.concatenate(total)
 
 
-def _descend(
-    local: Layers,
-    features: Floats,
-    labels: NDArray[np.int64],
-    present: NDArray[np.bool_],
-    rate: float,
-) -> None:
-    """Make one step of each client in place, on the mean cross entropy of its batch."""
-    outputs = _forward(local, features)
-    scores = outputs[-1]
+def _error(scores: Floats, labels: NDArray[np.int64], present: NDArray[np.bool_]) -> Floats:
+    """Return the gradient of each client's mean cross entropy by its scores."""
     error = np.exp(scores - _log_sum(scores)[..., None])
     rows, columns = np.indices(labels.shape)
     error[rows, columns, labels] -= 1
     error *= present[..., None] / np.maximum(present.sum(axis=1), 1)[:, None, None]
-    error = error.astype(np.float32)
-    for place in reversed(range(len(local))):
-        weights, bias = local[place]
-        inputs = outputs[place]
-        below = error @ weights if place else error
-        weights -= rate * (error.transpose(0, 2, 1) @ inputs)
-        bias -= rate * error.sum(axis=1)
-        error = below * (inputs > 0) if place else error
+    return np.asarray(error, np.float32)
 
 
-def _forward(layers: Layers, inputs: Floats) -> list[Floats]:
-    """Return the inputs of each layer and the scores, for clients with models of their own."""
-    found = [inputs]
-    for place, (weights, bias) in enumerate(layers):
-        outputs = found[-1] @ weights.transpose(0, 2, 1) + bias[:, None]
-        found.append(outputs if place == len(layers) - 1 else np.maximum(outputs, 0))
-    return found
+def _scores(model: Layers, inputs: Floats) -> Floats:
+    """Return the scores of records."""
+    for weights, bias in model[:-1]:
+        inputs = np.maximum(inputs @ weights.T + bias, 0)
+    weights, bias = model[-1]
+    return np.asarray(inputs @ weights.T + bias, np.float32)
 
 
 def _step(model: Layers, update: Floats) -> None:

@@ -12,6 +12,10 @@ and shows what the runs came to over that setting. A curve with ``search`` is tr
 value of another setting too, and shows the best. A file with a ``function`` trains no model of the
 app: its curves are those of a function (`flwr_privacy.simulations.research.experiments.functions`),
 for each seed if that depends on one.
+
+A file with ``extends = "figure"`` has what that figure of its scheme has, without its claims and
+``[full]``. Settings in its own ``[base]``, and in curves of the same label, are put over those of
+the figure; everything else that it has takes the place of the figure's.
 """
 
 import re
@@ -22,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
-from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.simulations.settings.run_settings import Settings, flat_table
 
 from .claims import Claim, Target
 from .curves import END, MEASURES, SHOWN, point
@@ -340,11 +344,7 @@ def experiment(name: str) -> ExperimentDescription:
 
 def read(path: Path, name: str) -> ExperimentDescription:
     """Read an experiment from a file; errors are those of `experiment`."""
-    text = path.read_text(encoding="utf-8")
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidParameterError("experiment", str(path), f"TOML ({error})") from error
+    table = _table(path)
     curves, claims, targets = (table.pop(key, []) for key in ("curve", "claim", "target"))
     values: dict[str, Any] = {
         **{"about": "", "metrics": ["accuracy"], "axes": USUAL_AXES, "base": {}, "full": {}},
@@ -360,6 +360,46 @@ def read(path: Path, name: str) -> ExperimentDescription:
         return ExperimentDescription(**values)
     except TypeError as error:  # a key too many or too few
         raise InvalidParameterError("experiment", str(path), f"known keys ({error})") from error
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """Return what a file says, over what the file says that it extends."""
+    table = _toml(path)
+    if "extends" not in table:
+        return table
+    files = {other.stem: _toml(other) for other in path.parent.glob("*.toml") if other != path}
+    allowed = [name for name, other in files.items() if "extends" not in other]
+    earlier = files[check_choice("extends", table.pop("extends"), allowed)]
+    for name in ("full", "claim"):
+        earlier.pop(name, None)
+    own = {curve.get("label", ""): curve for curve in table.pop("curve", [])}
+    for label in own:
+        check_choice("curve.label", label, [curve["label"] for curve in earlier["curve"]])
+    for curve in earlier["curve"]:
+        curve.pop("full", None)
+    return {
+        **earlier,
+        **table,
+        "base": _over(earlier.get("base", {}), table.get("base", {})),
+        "curve": [_over(curve, own.get(curve["label"], {})) for curve in earlier["curve"]],
+    }
+
+
+def _over(earlier: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with others put over them, whether nested or dotted."""
+    return {**_flat(earlier), **_flat(own)}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    search = {name: settings[name] for name in ("search",) if name in settings}
+    return {**flat_table({**settings, "search": None}), **search}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidParameterError("experiment", str(path), f"TOML ({error})") from error
 
 
 def _curve(table: Mapping[str, Any]) -> Curve:

@@ -1,5 +1,6 @@
 """The files of experiments: what they say, and what is refused by its name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,53 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, old: str, new: str, text:
 def test_bad_seeds_are_refused(seeds: str) -> None:
     with pytest.raises(InvalidParameterError, match=r"--seeds = .*whole numbers that differ"):
         experiments.read_seeds(seeds)
+
+
+def test_a_file_that_extends_another_has_its_curves_with_changes(tmp_path: Path) -> None:
+    (tmp_path / "steps.toml").write_text(STEPS)
+    path = tmp_path / "longer.toml"
+    path.write_text(LONGER)
+    longer, steps = (experiments.read(path.with_stem(name), name) for name in ("longer", "steps"))
+    assert [curve.label for curve in longer.curves] == [curve.label for curve in steps.curves]
+    assert [claim.id for claim in longer.claims] == ["L1"]
+    assert not longer.smaller
+    large, small = (longer.settings(curve, seed=0) for curve in longer.curves)
+    before, after = (steps.settings(curve, seed=0) for curve in steps.curves)
+    assert (large.rounds, small.rounds) == (9, 9)
+    assert large.training == before.training
+    assert small.training == replace(after.training, batch_size=7)
+    assert small.training.learning_rate == 1e-3
+    assert (large.task, large.clients) == (before.task, before.clients)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ('"steps"', '"stepz"', "extends = 'stepz'.*nearest: 'steps'"),
+        ('"Small step"\n', '"Small stop"\n', "curve.label = 'Small stop'.*nearest: 'Small step'"),
+        ('"steps"', '"other"', "extends = 'other'"),
+    ],
+)
+def test_what_cannot_be_extended_is_refused(tmp_path: Path, old: str, new: str, text: str) -> None:
+    (tmp_path / "steps.toml").write_text(STEPS)
+    (tmp_path / "other.toml").write_text('extends = "longer"')
+    path = tmp_path / "longer.toml"
+    assert old in LONGER
+    path.write_text(LONGER.replace(old, new))
+    with pytest.raises(InvalidParameterError, match=text):
+        experiments.read(path, "longer")
+
+
+LONGER = """
+extends = "steps"
+title = "Longer"
+[base]
+rounds = 9
+[[curve]]
+label = "Small step"
+training.batch_size = 7
+[[claim]]
+id = "L1"
+text = "the larger step is better"
+better = ["Large step", "Small step"]
+"""
