@@ -72,13 +72,15 @@ class Federation:
     texts : sequence of (n, LENGTH) int64
         The sentences of each client.
     seed : int
-        Root of the language and the base model.
+        Root of the first adapters and the order of batches.
     public : int
         Sentences of public text that the base model was trained on.
     rounds : int
         Rounds of fine-tuning; all clients take part in each.
     epochs : int, default 2
         Passes over a client's sentences in a round.
+    base_seed : int, default 0
+        Root of the language and the base model.
     size : Size, default ()
         What differs from the model's usual size.
     """
@@ -88,12 +90,13 @@ class Federation:
     public: int
     rounds: int
     epochs: int = 2
+    base_seed: int = 0
     size: Size = ()
 
     def base(self) -> nn.Module:
         """Return the model before it was fine-tuned."""
-        model = initialise(partial(CausalTransformer, **dict(self.size)), self.seed)
-        set_arrays(model, base_arrays(self.seed, sentences=self.public, size=self.size))
+        model = initialise(partial(CausalTransformer, **dict(self.size)), self.base_seed)
+        set_arrays(model, base_arrays(self.base_seed, sentences=self.public, size=self.size))
         return model
 
     def network(self, *, one_factor: bool = False) -> nn.Module:
