@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from flwr_privacy.clients.certificates.frozen_weights import current_frozen
 from flwr_privacy.clients.certificates.private_steps import (
     PrivateSteps,
     PrivateStepsRequest,
@@ -251,6 +252,10 @@ class PrivateLoop:
         if self.taken >= len(REHEARSED):
             self.hooks.gradients(records)
             return
+        if (frozen := current_frozen()) is not None:
+            # At the end they are looked at anyway. A loop that changes them fails before, and the
+            # error would be of gradients that differ.
+            frozen.check_unchanged()
         gradients = self.hooks.gradients(records, missing=True)
         self.hooks.check_complete(gradients, records)
         own = [self._gradient_of(gradients, place, records) for place in range(records)]
