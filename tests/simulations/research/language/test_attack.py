@@ -142,6 +142,7 @@ def test_what_the_server_sees_of_a_client_is_its_upload() -> None:
     [
         ("fedavg", ()),
         ("udp, records", (Group(1, 1),)),
+        ("udp, dp-sgd", (Group(1, 1),)),
         ("central, shares", (Group(1, 1), Group(1, 4), Group(1, 16))),
     ],
 )
