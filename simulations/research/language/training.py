@@ -76,7 +76,7 @@ def descend_privately(
         for _ in range(loader.passes):
             for words, targets in loader:
                 optimiser.zero_grad()
-                _losses(model(words), targets).mean().backward()
+                torch.autograd.backward(_losses(model(words), targets).mean())
                 optimiser.step()
 
 
