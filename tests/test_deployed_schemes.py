@@ -49,6 +49,11 @@ SCHEMES = {
     "udp": settings_of(
         "udp", rounds=4, strategy={"unit": "user", "epsilon": 50.0, "schedule": "discounting"}
     ),
+    "udp-dp-sgd": settings_of(
+        "udp",
+        rounds=1,
+        strategy={"unit": "dp-sgd", "epsilon": 50.0, "sampling_rate": 0.1, "steps": 3},
+    ),
     "mspdq": settings_of(
         "mspdq", strategy={"bits": 8, "bound": 4.0, "mixing_rounds": 1}, secure_sum=SecureSum()
     ),
@@ -69,7 +74,7 @@ SCHEMES = {
         "mspdq-ldp", rounds=1, strategy={"clipping_norm": 10.0, "smallest_data": 479}
     ),
 }
-CHARGED = {"m2fdp", "udp", "acfl", "central-dp", "m2fdp-control"}  # others: no budget
+CHARGED = {"m2fdp", "udp", "udp-dp-sgd", "acfl", "central-dp", "m2fdp-control"}  # others: no budget
 RELAYED = Settings(
     scheme="m2fdp", rounds=ROUNDS, task="digits-linear", strategy={**TREE, "relay": True}
 )

@@ -13,6 +13,7 @@ RIGHT = [
     "FedAvg(0.5, 1.0, 2, loop=LoopOptions(seed=1))",
     "UDP(privacy=UserLevel(epsilon=4.0), schedule=LinearNoise(end=0.2))",
     "UDP(privacy=RecordLevel(learning_rate=0.1), schedule=Discounting(validation=lambda *_: 0.0))",
+    "UDP(privacy=DPSGD(epsilon=4.0, sampling_rate=0.1, steps=20), trainable=('*.lora_*',))",
     "ACFL(privacy=NoisedRecords(epsilon=4.0), weighting=Weighting(alpha=0.5))",
     "ACFL(privacy=SetupVariances(sigma1_sq=1.0, sigma2_sq=1.0), data=DataBounds(one_hot=True))",
     "M2FDP(tree=TierTree.of_fanouts((2, 2)), privacy=NoNoise(), schedule=EventSchedule(steps=4))",
@@ -25,6 +26,8 @@ WRONG = {
     "UDP()": 'Missing named argument "privacy"',
     'UDP(privacy="recrod")': 'Argument "privacy" to "UDP"',
     "UDP(privacy=UserLevel(learning_rate=0.1))": '"learning_rate" for "UserLevel"',
+    "UDP(privacy=DPSGD(epsilon=1.0, steps=20))": 'Missing named argument "sampling_rate"',
+    "DPSGD(sampling_rate=0.1, steps=20, learning_rate=0.1)": '"learning_rate" for "DPSGD"',
     "RecordLevel(epsilon=1.0)": 'Missing named argument "learning_rate"',
     'UserLevel(epsilon="4")': 'Argument "epsilon" to "UserLevel"',
     'UserLevel(noise="gauss")': 'Argument "noise" to "UserLevel"',
@@ -54,7 +57,7 @@ WRONG = {
 IMPORTS = """\
 from flwr_privacy.m2fdp import EventSchedule, TierTree
 from flwr_privacy.strategies import (
-    ACFL, M2FDP, UDP, AdaptiveClipping, AdaptiveControl, CentralDP, DataBounds, DeviceNoise,
+    ACFL, DPSGD, M2FDP, UDP, AdaptiveClipping, AdaptiveControl, CentralDP, DataBounds, DeviceNoise,
     Discounting, DistributedNoise, FedAvg, LinearNoise, LoopOptions, NoNoise, NoisedRecords,
     NoisedSetup, PaperNoise, RecordLevel, RecordNoise, ServerNoise, SetupVariances, SmoothDrift,
     UserLevel, Weighting,

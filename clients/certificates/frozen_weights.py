@@ -111,6 +111,22 @@ class FrozenRequest:
             )
         return self._loaded
 
+    def check_unchanged(self) -> LoadedModel:
+        """Return the model.
+
+        Raises
+        ------
+        ProtocolError
+            If the user's code loaded none, or changed its frozen weights.
+        """
+        model = self.check_loaded()
+        if changed := model.changed():
+            raise ProtocolError(
+                f"the training changed frozen weights: {_some(changed)}. Keep normalisation "
+                "layers that are frozen in eval mode, and merge no adapters into the base model"
+            )
+        return model
+
     def trained(self, start: Arrays, arrays: Arrays) -> Arrays:
         """Return what may leave the node of what the user's training returned.
 
@@ -127,12 +143,7 @@ class FrozenRequest:
             If it loaded no model, changed frozen weights, returned less than what came, or did not
             train one of the arrays.
         """
-        model = self.check_loaded()
-        if changed := model.changed():
-            raise ProtocolError(
-                f"the training changed frozen weights: {_some(changed)}. Keep normalisation "
-                "layers that are frozen in eval mode, and merge no adapters into the base model"
-            )
+        model = self.check_unchanged()
         if missing := [name for name in start if name not in arrays]:
             raise ProtocolError(
                 f"the training returned no {_some(missing)}: return all arrays that came, under "

@@ -25,7 +25,7 @@ from flwr_privacy.clients.node.rehearsal import rehearse
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.pipeline.operator_checks import warn_once
 
-__all__ = ["Labels", "Records", "check_given", "given_records"]
+__all__ = ["Labels", "Records", "check_given", "check_repeats", "given_records"]
 
 Records: TypeAlias = NDArray[Any] | Tensor | Dataset[Any] | DataLoader[Any]
 Labels: TypeAlias = NDArray[Any] | Tensor | None
@@ -59,6 +59,7 @@ def given_records(
     """
     try:
         _check(features, labels)
+        check_repeats(features.dataset if isinstance(features, DataLoader) else features)
     except InvalidParameterError as error:
         rehearse(kind, np.empty(0), np.empty(0), _raising(error))
         raise
@@ -70,7 +71,7 @@ def given_records(
 
 
 def check_given(loader: DataLoader[Any]) -> None:
-    """Refuse a DataLoader that would choose, leave out or repeat records.
+    """Refuse a DataLoader that would choose, leave out or repeat records of its Dataset.
 
     Raises
     ------
@@ -78,6 +79,23 @@ def check_given(loader: DataLoader[Any]) -> None:
         If it is one. This does not depend on any record.
     """
     _check(loader, None)
+
+
+def check_repeats(dataset: Any) -> None:
+    """Refuse what has a record of one of its data sets more than once.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it is a Subset or ConcatDataset with one. Its places may have been chosen by records.
+    """
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return
+    places = list(_places(dataset))
+    if len(set(places)) < len(places):
+        raise InvalidParameterError(
+            _NAME, f"a {type(dataset).__name__} that repeats records", "every record once"
+        )
 
 
 def _raising(error: Exception) -> Callable[[Any], None]:
@@ -103,22 +121,9 @@ def _check(features: Any, labels: Any) -> None:
         raise InvalidParameterError("labels", type(labels).__name__, f"nothing beside a {kind}")
     if isinstance(features, DataLoader):
         _check_loader(features)
-    if not arrays:
-        _check_repeats(dataset)
     for name, part in (("features", features), ("labels", labels)):
         if isinstance(part, Tensor) and part.dtype == torch.bfloat16:
             raise InvalidParameterError(name, "bfloat16", "a type that NumPy has: .float()")
-
-
-def _check_repeats(dataset: Any) -> None:
-    """Refuse what has a record of one of its data sets more than once."""
-    if not isinstance(dataset, Subset | ConcatDataset):
-        return
-    places = list(_places(dataset))
-    if len(set(places)) < len(places):
-        raise InvalidParameterError(
-            _NAME, f"a {type(dataset).__name__} that repeats records", "every record once"
-        )
 
 
 def _places(dataset: Any) -> Iterator[tuple[int, int]]:

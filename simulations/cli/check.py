@@ -23,8 +23,8 @@ def check(
     unit: Annotated[
         str | None,
         typer.Option(
-            help="What is protected: user (all data of a client) or record with udp, device or "
-            "record with m2fdp; by default not the record."
+            help="What is protected: user (all data of a client), record, or dp-sgd (a record, in "
+            "the app's own loop) with udp; device or record with m2fdp; by default not the record."
         ),
     ] = None,
     apply: Annotated[

@@ -315,7 +315,10 @@ def attack(
         int, typer.Option(help="Root of all random draws except those of the schemes.")
     ] = 0,
     seeds: Annotated[
-        int, typer.Option(help="How many seeds from there on; of several, numbers are ranges.")
+        int,
+        typer.Option(
+            help="How many seeds from there on; of several, numbers are ranges (canaries: means)."
+        ),
     ] = 1,
     data_root: DataRoot = None,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/attack"),
@@ -323,11 +326,10 @@ def attack(
     """Attack a scheme: show which records a server recovers, or audit the noise of all schemes."""
     from rich.console import Console
 
-    from flwr_privacy.simulations.research.attack import ATTACKS, ONE_SEED
-    from flwr_privacy.simulations.research.attacks.over_seeds import over_seeds
+    from flwr_privacy.simulations.research.attack import ATTACKS, ONE_SEED, carry_out
     from flwr_privacy.simulations.research.attacks.setup import AttackOptions
 
-    attack = ATTACKS[check_choice("scheme", scheme, ATTACKS)]
+    check_choice("scheme", scheme, ATTACKS)
     if check_integer("seeds", seeds, minimum=1) != 1 and scheme in ONE_SEED:
         allowed = f"1 for {scheme}: the error of its verdicts is controlled over one report"
         raise InvalidParameterError("seeds", seeds, allowed)
@@ -339,7 +341,7 @@ def attack(
         data_root=data_root,
         out=out,
     )
-    report = over_seeds(attack, options, seeds=seeds)
+    report = carry_out(scheme, options, seeds=seeds)
     console = Console()
     for table in report.tables:
         console.print(table)

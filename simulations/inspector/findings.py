@@ -12,7 +12,7 @@ from .server_half import ServerHalf, server_half
 from .source import Source, keyword_of
 from .training.trainings import trainings
 from .unfit import own_start
-from .wraps import Wrap
+from .wraps import PRIVATE_LOOP, Wrap
 
 __all__ = ["described", "losses", "of_arrays"]
 
@@ -205,6 +205,12 @@ def _of_training(wrap: Wrap) -> Iterator[str]:
             "a round is one step on all records of a client, each of which is clipped by itself: "
             "the app's epochs, batches, optimiser and learning rate have no effect. learning_rate "
             "of RecordLevel is the step; it takes more rounds than before"
+        )
+    elif wrap.trainer == PRIVATE_LOOP:
+        yield (
+            "the server says how many steps a training takes (steps of DPSGD) and the share of the "
+            "records in each (sampling_rate): the app's epochs and the DataLoader's batch size "
+            "have no effect. The clients need pip install 'flwr-privacy[dp-sgd]'"
         )
     elif wrap.trainer:
         yield (

@@ -57,9 +57,9 @@ def check_trainable(found: Arrays | None, wrap: Wrap) -> None:
     mixed = [] if found is None else [a.name for a in found.arrays if a.is_statistic or a.suspected]
     if wrap.trainer and mixed:
         raise UnfitError(
-            f"with the unit 'record' no layer may mix the records, and these arrays are running "
-            f"statistics of layers that do: {', '.join(mixed)}",
-            ["replace batch normalisation by GroupNorm or LayerNorm, or leave out --unit record"],
+            "where single records are protected no layer may mix the records, and these arrays are "
+            f"running statistics of layers that do: {', '.join(mixed)}",
+            ["replace batch normalisation by GroupNorm or LayerNorm, or leave out --unit"],
         )
 
 

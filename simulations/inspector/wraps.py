@@ -39,8 +39,8 @@ class Options:
     clients : int, optional
         Number of clients, for a tree and for the forecast.
     unit : str, optional
-        What is protected: "user" (by default) or "record" with udp, "device" or "record" with
-        m2fdp. The other schemes leave no choice.
+        What is protected: "user" (by default), "record" or "dp-sgd" (a record, by noise in every
+        step) with udp, "device" or "record" with m2fdp. The other schemes leave no choice.
 
     Raises
     ------
@@ -152,7 +152,10 @@ class Wrap:
         return strategy
 
 
-RECORD = "record"
+RECORD, DP_SGD = "record", "dp-sgd"
+PRIVATE_LOOP = "private_training"
+"""The trainer that leaves the app its loop."""
+
 STEP = 4.0
 """The step size that is written for the record level; the noise grows with it."""
 
@@ -197,23 +200,25 @@ def _fedavg(options: Options) -> Wrap:
 
 
 def _udp(options: Options) -> Wrap:
-    shared = ", shared_noise=True" if options.secure_sum else ""
-    record = options.unit == RECORD
-    level = "RecordLevel" if record else "UserLevel"
-    step = f", learning_rate={STEP}" if record else ""
+    level, more, trainer = {
+        RECORD: ("RecordLevel", f", learning_rate={STEP}", "train_per_record"),
+        DP_SGD: ("DPSGD", ", sampling_rate=0.1, steps=20", PRIVATE_LOOP),
+    }.get(options.unit or "", ("UserLevel", "", ""))
+    if options.secure_sum and trainer != PRIVATE_LOOP:  # its noise goes into single steps
+        more += ", shared_noise=True"
     return Wrap(
         scheme="udp",
         strategy="UDP",
         client_app="UDPClientApp",
         arguments=(
-            f"privacy={level}({options.budget}{step}{shared})",
+            f"privacy={level}({options.budget}{more})",
             *((SECURE_SUM,) if options.secure_sum else ()),
         ),
         imports={STRATEGIES: (level,), **(SUMS if options.secure_sum else {})},
         takes_rounds=True,
         no_own_start=NO_SUM_UNDER_OWN_START if options.secure_sum else "",
         spends=True,
-        trainer="train_per_record" if record else "",
+        trainer=trainer,
     )
 
 
@@ -283,7 +288,7 @@ WRAPS = {
     "msp": _msp,
     "m2fdp": _m2fdp,
 }
-UNITS = {"udp": ("user", RECORD), "m2fdp": ("device", RECORD)}
+UNITS = {"udp": ("user", RECORD, DP_SGD), "m2fdp": ("device", RECORD)}
 """Units that there is a choice of."""
 
 _SUMMABLE = {"fedavg", "udp", "central-dp", "mspdq"}

@@ -49,7 +49,8 @@ def descend_privately(
     device = allotted_device()
     model.to(device).train()
     records = TensorDataset(torch.from_numpy(features), torch.from_numpy(labels))
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer: Any = torch.optim.SGD(trained, lr=learning_rate)
     loader: Any = DataLoader(records)
     model, optimizer, loader = private_training(model, optimizer, loader, context)
     for _ in range(loader.passes):

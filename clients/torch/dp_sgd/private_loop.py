@@ -1,6 +1,5 @@
 """The steps of one private training: what a batch was, what came of it, and what was not ours."""
 
-import gc
 import math
 import weakref
 from collections.abc import Iterator
@@ -12,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from flwr_privacy.clients.certificates.frozen_weights import current_frozen
 from flwr_privacy.clients.certificates.private_steps import (
     PrivateSteps,
     PrivateStepsRequest,
@@ -26,6 +25,7 @@ from flwr_privacy.clients.torch.record_gradients import Gradients
 from flwr_privacy.clients.torch.released import as_array, released_tensors
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError
 
+from .optimizer_state import check_schedulers, same, same_state, state_copies
 from .watched_functions import WatchedFunctions
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class PrivateLoop:
         self._rest = [t for t in released_tensors(model) if not t.requires_grad]
         self._before = digests(map(as_array, released_tensors(model)))
         self._kept_rest = [tensor.clone() for tensor in self._rest]
-        self._weights = self._copies()
+        self._weights, self._state = self._copies(), state_copies(self._inner)
         self._counted: NDArray[np.bool_] | None = None  # of the batch that waits for its step
         self._first: dict[int, dict[str, Tensor]] = {}  # gradients in the first rehearsed batch
         self._broken = False
@@ -153,8 +153,8 @@ class PrivateLoop:
         Raises
         ------
         ProtocolError
-            If there is no batch of ours to take it on, no step is left, or the weights are others
-            than the step before made.
+            If there is no batch of ours to take it on, no step is left, or the weights or the state
+            of the user's optimiser are others than the step before made.
         InvalidParameterError
             In a rehearsal, if gradients are not those of single records.
         """
@@ -171,9 +171,7 @@ class PrivateLoop:
         self._broken, self._counted = False, None
 
     def _take(self, counted: NDArray[np.bool_]) -> None:
-        self._check_same()
-        if self.taken == 0 and any(self._inner.state.values()):
-            raise ProtocolError("the optimizer has a state from elsewhere at its first step")
+        self._checksame()
         self._new_rates |= self._learning_rates() != self._first_rates
         if self.rehearsing:
             self._rehearse(len(counted))
@@ -187,7 +185,7 @@ class PrivateLoop:
                 self._stepping = False
         self.hooks.clear()
         self.taken += 1
-        self._weights = self._copies()
+        self._weights, self._state = self._copies(), state_copies(self._inner)
         if self.over:
             self._end()
 
@@ -251,6 +249,10 @@ class PrivateLoop:
         if self.taken >= len(REHEARSED):
             self.hooks.gradients(records)
             return
+        if (frozen := current_frozen()) is not None:
+            # At the end they are looked at anyway. A loop that changes them fails before, and the
+            # error would be of gradients that differ.
+            frozen.check_unchanged()
         gradients = self.hooks.gradients(records, missing=True)
         self.hooks.check_complete(gradients, records)
         own = [self._gradient_of(gradients, place, records) for place in range(records)]
@@ -293,17 +295,23 @@ class PrivateLoop:
                 "requires_grad_(False) for what has no part in the loss",
             )
 
-    def _check_same(self) -> None:
-        """Refuse weights that something else than a private step has changed."""
+    def _checksame(self) -> None:
+        """Refuse weights and moments that something else than a private step has changed."""
         changed = [
             name
             for (name, p), kept in zip(self._trainable.items(), self._weights, strict=True)
-            if not _same(p.detach(), kept)
+            if not same(p.detach(), kept)
         ]
         if changed:
             raise ProtocolError(
                 f"{changed} changed between two private steps: what chooses weights, such as the "
                 "best of some validation, may look at data"
+            )
+        # Moments go into all weights that follow, without noise of their own.
+        if not same_state(state_copies(self._inner), self._state):
+            raise ProtocolError(
+                "the optimizer has a state from elsewhere: it must be what the private step before "
+                "left, and nothing before the first one"
             )
         if [n for n, p in self._model.named_parameters() if p.requires_grad] != [*self._trainable]:
             raise ProtocolError("other parameters require a gradient than before the training")
@@ -312,7 +320,7 @@ class PrivateLoop:
         """Check what a loop may have left behind, and leave the certificate."""
         if self.rehearsing or self._new_rates:  # it takes a moment
             check_schedulers(self._inner)
-        if not all(_same(t, kept) for t, kept in zip(self._rest, self._kept_rest, strict=True)):
+        if not all(same(t, kept) for t, kept in zip(self._rest, self._kept_rest, strict=True)):
             raise ProtocolError("the training has changed frozen weights or buffers of the model")
         self.hooks.cleanup()
         self._alone.remove()
@@ -330,28 +338,3 @@ class PrivateLoop:
 
     def _copies(self) -> list[Tensor]:
         return [p.detach().clone() for p in self._trainable.values()]
-
-
-def check_schedulers(optimizer: Optimizer) -> None:
-    """Refuse a schedule of learning rates that follows losses of the data.
-
-    Raises
-    ------
-    InvalidParameterError
-        If a ReduceLROnPlateau has the optimiser, or the one that `private_training` made of it.
-    """
-    # The schedule knows its optimiser, and nothing knows the schedule.
-    kinds = {ReduceLROnPlateau, *ReduceLROnPlateau.__subclasses__()}
-    for schedule in [one for one in gc.get_objects() if type(one) in kinds]:
-        theirs = getattr(schedule, "optimizer", None)
-        if optimizer in (theirs, getattr(theirs, "inner", None)):
-            raise InvalidParameterError(
-                "optimizer",
-                "one with a ReduceLROnPlateau",
-                "a schedule that follows the steps alone: losses of the data are not private",
-            )
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, where NaN equals NaN."""
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.errors import InvalidParameterError, ProtocolError
 
 from .private_loop import PrivateLoop
 
@@ -69,11 +69,11 @@ class PrivateOptimizer(Optimizer):
 
         Raises
         ------
-        InvalidParameterError
+        ProtocolError
             Always: what the noise is for is known before the training.
         """
         with self._loop.telling():
-            raise InvalidParameterError("param_group", "further parameters", "all of them at first")
+            raise ProtocolError("further parameters in the loop: the optimizer needs all at first")
 
     def state_dict(self) -> Any:
         """Return the state of the user's optimiser."""
@@ -84,11 +84,12 @@ class PrivateOptimizer(Optimizer):
 
         Raises
         ------
-        InvalidParameterError
-            Always: its moments may be of gradients without noise.
+        ProtocolError
+            Always: its moments may be of gradients without noise. So is a state that is loaded into
+            the inner optimiser, at the next step.
         """
         with self._loop.telling():
-            raise InvalidParameterError("state_dict", "a state from elsewhere", "none")
+            raise ProtocolError("load_state_dict in the loop: moments may be without noise")
 
     def __repr__(self) -> str:
         return f"PrivateOptimizer({self.inner!r})"

@@ -17,7 +17,7 @@ from flwr_privacy.clients.certificates.private_steps import (
     current_private_steps,
 )
 from flwr_privacy.clients.node.rehearsal import RehearsedError, going_on
-from flwr_privacy.clients.torch.given_records import check_given
+from flwr_privacy.clients.torch.given_records import check_given, check_repeats
 from flwr_privacy.clients.torch.released import check_model
 from flwr_privacy.errors import (
     DataError,
@@ -92,10 +92,17 @@ class PrivateLoader:
         for _ in range(min(max(2, len(self)), loop.steps - loop.taken)):
             with loop.telling():
                 loop.check_stepped()
-                rows = REHEARSED[loop.taken % len(REHEARSED)]
-                batch = generated_batch(self._given, rows, self._rehearsal_records)
+                batch = self._made_up(rows := REHEARSED[loop.taken % len(REHEARSED)])
             with loop.handed_out(np.ones(len(rows), np.bool_)):
                 yield batch
+
+    def _made_up(self, rows: list[int]) -> Any:
+        try:
+            return generated_batch(self._given, rows, self._rehearsal_records)
+        except InvalidParameterError as error:
+            if self._rehearsal_records is not None:
+                raise
+            raise ProtocolError(str(error)) from error  # the form of a real record: it is charged
 
 
 def private_training(
@@ -215,7 +222,15 @@ def _begun(
     loss_reduction: str,
     rehearsal: Any,
 ) -> PrivateLoop:
-    """Check everything that does not depend on a record, and begin the training."""
+    """Check what is known before the first batch, and begin the training.
+
+    Raises
+    ------
+    InvalidParameterError, DataError
+        Of settings, model and the number of records: in a rehearsal it is told for nothing.
+    ProtocolError
+        Of what may follow from records: it is charged.
+    """
     check_choice("loss_reduction", loss_reduction, ("mean", "sum"))
     asked = client_id_from(context.node_config)
     if asked != request.plan.client:
@@ -223,6 +238,10 @@ def _begun(
     if not isinstance(loader, DataLoader):
         raise InvalidParameterError("loader", type(loader).__name__, "a DataLoader")
     check_given(loader)
+    try:
+        check_repeats(loader.dataset)
+    except InvalidParameterError as error:  # places may follow the records: this is charged
+        raise ProtocolError(str(error)) from error
     if not len(loader.dataset):  # type: ignore[arg-type]
         raise DataError("there are no records to train on")
     check_model(model)

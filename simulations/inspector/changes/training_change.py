@@ -8,9 +8,10 @@ from flwr_privacy.simulations.inspector.client_half import ClientHalf
 from flwr_privacy.simulations.inspector.training.training_loop import LoopError, TrainingLoop
 from flwr_privacy.simulations.inspector.training.trainings import training_loop, trainings
 from flwr_privacy.simulations.inspector.unfit import UnfitError
-from flwr_privacy.simulations.inspector.wraps import TORCH, Wrap
+from flwr_privacy.simulations.inspector.wraps import PRIVATE_LOOP, TORCH, Wrap
 
 from .edits import Edit, changed, line_of, with_imports
+from .private_loop_change import loop_by_hand, made_private
 
 __all__ = ["training_changed"]
 
@@ -32,13 +33,16 @@ def training_changed(app: AppFolder, half: ClientHalf, wrap: Wrap) -> AppFolder:
     found: TrainingLoop | None = None
     try:
         found = training_loop(app, half)
-        _check_loaders(app, CHOOSING if found.pairs else {*CHOOSING, "collate_fn"})
+        made_new = not (found.pairs or trainer == PRIVATE_LOOP)
+        _check_loaders(app, {*CHOOSING, "collate_fn"} if made_new else CHOOSING)
+        if trainer == PRIVATE_LOOP:
+            return made_private(app, half, found, wrap)
         if trainer == "train_poisson" and not found.learning_rate:
             raise LoopError(f"its step size is not found: {found.source.line(found.loop)}")
     except LoopError as error:
         raise UnfitError(
-            f"the unit 'record' needs {trainer} in the training, and that change cannot be made "
-            f"safely: {error}",
+            f"a guarantee for single records needs {trainer} in the training, and that change "
+            f"cannot be made safely: {error}",
             _by_hand(half, wrap, found),
         ) from error
     source, loop = found.source, found.loop
@@ -65,11 +69,14 @@ def _by_hand(half: ClientHalf, wrap: Wrap, found: TrainingLoop | None) -> list[s
     if found is not None:
         call = _call(wrap.trainer, found)
     where = "; ".join(source.line(node) for source, node in trainings(half))
+    lines = [f"clients, once in the training ({where}), in the place of its loop: {call}"]
+    if wrap.trainer == PRIVATE_LOOP:
+        lines = loop_by_hand(half, where)
     arguments = ", ".join(["...", *wrap.arguments])
     return [
         f"clients: from flwr_privacy.clients import {wrap.client_app} as ClientApp",
         f"clients: from {TORCH} import {wrap.trainer}",
-        f"clients, once in the training ({where}), in the place of its loop: {call}",
+        *lines,
         f"server: {wrap.strategy}({arguments})",
     ]
 

@@ -48,6 +48,12 @@ class TrainingLoop:
         Names that the loop sums up and that are read after it.
     idle : tuple of stmt
         Statements before the loop that are for the loop alone: its optimiser, its sums.
+    batches : For
+        The loop over the batches: the outermost one, or the one in it.
+    optimizer : str
+        Name of the optimiser of torch that takes the steps; "" if there is none.
+    moved : expr
+        The parameters that it moves, as they are written.
     """
 
     source: Source
@@ -59,6 +65,9 @@ class TrainingLoop:
     learning_rate: str
     sums: tuple[str, ...]
     idle: tuple[ast.stmt, ...]
+    batches: ast.For
+    optimizer: str
+    moved: ast.expr
 
     @property
     def pairs(self) -> bool:
@@ -101,7 +110,8 @@ class _Reader:
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        self._model = self._loss = self._rate = self._batch = ""
+        self._model = self._loss = self._rate = self._batch = self._optimizer = ""
+        self._moved: ast.expr = ast.Constant("")
         self._parts: dict[str, str] = {}  # of which part of a batch a name is: "0", "1", "'img'"
         self._features = self._labels = ""
         self._outputs: set[str] = set()
@@ -148,6 +158,9 @@ class _Reader:
             self._rate,
             read_after(source, function, outer, self._sums),
             idle_before(source, function, outer, self._sums, kept),
+            inner,
+            self._optimizer,
+            self._moved,
         )
 
     def _begin(self, inner: ast.For) -> None:
@@ -214,18 +227,21 @@ class _Reader:
         made = self._made.get(owner.id) if isinstance(owner, ast.Name) else None
         if method_of(call) != "step" or not isinstance(made, ast.Call):
             return False
+        assert isinstance(owner, ast.Name)
         dotted = self._source.dotted(made.func)
         if not dotted.startswith("torch.optim.") or "lr_scheduler" in dotted:
             return False
         rate = keyword_of(made, "lr") or (made.args[1] if len(made.args) > 1 else None)
         moved = keyword_of(made, "params") or (made.args[0] if made.args else made)
         self._take_step(made, moved, rate)
+        self._optimizer = owner.id
         return True
 
     def _take_step(self, step: ast.AST, moved: ast.expr, rate: ast.expr | None) -> None:
         if self._source.segment(moved) != f"{self._model}.parameters()":
             raise self._wrong(step, "a step of other parameters than all of the model")
         self._steps += 1
+        self._moved = moved
         self._rate = "" if rate is None else self._source.segment(rate)
         self._needed |= names_in(self._rate)
 

@@ -10,7 +10,7 @@ from flwr_privacy.simulations.inspector.source import Source
 from .syntax import is_stored, method_of
 from .training_loop import LoopError, TrainingLoop, read_loop
 
-__all__ = ["training_loop", "trainings"]
+__all__ = ["call_of_loop", "training_loop", "trainings"]
 
 
 def trainings(client: ClientHalf) -> Iterator[tuple[Source, ast.FunctionDef]]:
@@ -47,17 +47,23 @@ def training_loop(app: AppFolder, client: ClientHalf) -> TrainingLoop:
             f"know the training{': ' if where else ''}{where}"
         )
     source, function, backward = found[0]
-    _check_called_once(app, client, source, function)
+    call_of_loop(app, client, source, function)
     return read_loop(source, function, backward)
 
 
-def _check_called_once(
+def call_of_loop(
     app: AppFolder, client: ClientHalf, source: Source, function: ast.FunctionDef
-) -> None:
-    """Refuse a loop that is not in the training, or in what the training calls once."""
+) -> tuple[Source, ast.FunctionDef, ast.Call] | None:
+    """Return where a training calls the function with the loop; None if that is the training.
+
+    Raises
+    ------
+    LoopError
+        If the loop is not in the training, nor in what the training calls once.
+    """
     roots = list(trainings(client))
     if any(root is function for _, root in roots):
-        return
+        return None
     here = source.line(function)
     if source.definitions.get(function.name) is not function:
         raise LoopError(f"the loop is in a method: {here}")
@@ -71,8 +77,8 @@ def _check_called_once(
         and ((found := app.find(other.dotted(node))) is not None and found[1] is function)
     ]
     calls = [
-        node
-        for _, root in roots
+        (own, root, node)
+        for own, root in roots
         for statement in root.body
         if not isinstance(statement, ast.For | ast.While)
         for node in ast.walk(statement)
@@ -80,6 +86,7 @@ def _check_called_once(
     ]
     if len(uses) != 1 or len(calls) != 1:
         raise LoopError(f"{here} is not called once in a training, outside of a loop")
+    return calls[0]
 
 
 def _local_names(source: Source) -> Iterator[int]:

@@ -18,7 +18,7 @@ from flwr_privacy.errors import InvalidParameterError
 from .claims import Claim
 from .curves import COSTS, END, TrainedRun, point
 
-__all__ = ["SEEDS", "VERDICTS", "CheckedClaim", "Comparison", "check_claim"]
+__all__ = ["SEEDS", "VERDICTS", "CheckedClaim", "Comparison", "check_claim", "verdict_of"]
 
 VERDICTS = ("reproduced", "not reproduced", "undecided")
 REPRODUCED, NOT_REPRODUCED, UNDECIDED = VERDICTS
@@ -86,6 +86,32 @@ def check_claim(claim: Claim, runs: Sequence[TrainedRun]) -> CheckedClaim:
     elif verdicts == {REPRODUCED}:
         verdict = REPRODUCED
     return CheckedClaim(claim=claim, comparisons=comparisons, verdict=verdict)
+
+
+def verdict_of(differences: NDArray[np.float64]) -> tuple[float, float, str]:
+    """Return mean, standard error and verdict of a claim that something is better.
+
+    Parameters
+    ----------
+    differences : (seeds,) float64
+        By how much it is better with each seed: finite.
+
+    Returns
+    -------
+    mean, error : float
+        The error is NaN with one seed.
+    verdict : str
+        Undecided with fewer than `SEEDS`.
+
+    Examples
+    --------
+    >>> verdict_of(np.array([0.25, 0.5, 0.75]))[2], verdict_of(np.array([-0.25, 0.5, 0.0]))[2]
+    ('reproduced', 'undecided')
+    """
+    mean, error = _mean(differences)
+    if len(differences) < SEEDS:
+        return mean, error, UNDECIDED
+    return mean, error, _sided(mean, error)
 
 
 class _Table:
@@ -162,10 +188,9 @@ def _compared(table: _Table, first: str, second: str) -> Comparison:
         if claim.relative:  # to what was never reached there is no share
             size = np.abs(theirs)
             differences = np.where(np.isinf(size), differences, differences / size)
-        mean = float(np.mean(differences))
-        alone = 0.0 if table.exact else math.nan
-        spread = float(np.std(differences, ddof=1)) if len(differences) > 1 else alone
-    error = spread / math.sqrt(len(differences))
+        mean, error = _mean(differences)
+        if table.exact and len(differences) == 1:
+            error = 0.0
     return Comparison(
         first=first,
         second=second,
@@ -188,12 +213,24 @@ def _verdict(
         holds = abs(mean) + 2 * error <= claim.within
         fails = abs(mean) - 2 * error > claim.within or bool(np.all(distances == math.inf))
     elif np.isfinite(differences).all():
-        holds = mean - claim.margin > 2 * error
-        fails = claim.margin - mean > 2 * error
+        return _sided(mean - claim.margin, error)
     else:
         holds = bool(np.all(differences > claim.margin))
         fails = bool(np.all(differences < claim.margin))
     return REPRODUCED if holds else NOT_REPRODUCED if fails else UNDECIDED
+
+
+def _mean(differences: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the mean and its standard error."""
+    spread = float(np.std(differences, ddof=1)) if len(differences) > 1 else math.nan
+    return float(np.mean(differences)), spread / math.sqrt(len(differences))
+
+
+def _sided(mean: float, error: float) -> str:
+    """Tell on which side of nought a mean is, by two standard errors."""
+    if abs(mean) > 2 * error:
+        return REPRODUCED if mean > 0 else NOT_REPRODUCED
+    return UNDECIDED
 
 
 def _value(claim: Claim, metric: str, run: TrainedRun, reference: TrainedRun | None) -> float:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
@@ -27,14 +26,13 @@ from flwr_privacy.clients.torch import (
     initialise,
     load_trainable,
     set_arrays,
-    train_per_record,
     trainable_state,
 )
-from flwr_privacy.clients.torch.computing import one_thread
 from flwr_privacy.privacy.grid import CodeGrid
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.research.audits.training import Reply, listen
 from flwr_privacy.strategies import (
+    DPSGD,
     MSPDQ,
     UDP,
     CentralDP,
@@ -46,11 +44,13 @@ from flwr_privacy.strategies import (
     ServerNoise,
     UserLevel,
 )
+from flwr_privacy.udp.private_steps import UPDATE_GRID
 from flwr_privacy.wire.identity import derive_seed
 
 from .pretraining import Size, base_arrays
 from .texts import Tokens
-from .transformer import CausalTransformer, token_loss
+from .training import Training, by_records, descend, descend_privately
+from .transformer import CausalTransformer
 
 __all__ = ["DELTA", "METHODS", "Federation", "Method", "Tuned", "fine_tune"]
 
@@ -59,8 +59,8 @@ Arrays = dict[str, NDArray[Any]]
 DELTA = 1e-5
 _ADAPTED = ["query", "value", "wider", "narrower"]
 _RANK = 4
-_BATCH = 16
 _NORM = 1.0
+_RATE, _STEPS = 0.5, 8  # of private steps: about as many records as four passes have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +72,15 @@ class Federation:
     texts : sequence of (n, LENGTH) int64
         The sentences of each client.
     seed : int
-        Root of the language and the base model.
+        Root of the first adapters and the order of batches.
     public : int
         Sentences of public text that the base model was trained on.
     rounds : int
         Rounds of fine-tuning; all clients take part in each.
     epochs : int, default 2
         Passes over a client's sentences in a round.
+    base_seed : int, default 0
+        Root of the language and the base model.
     size : Size, default ()
         What differs from the model's usual size.
     """
@@ -88,12 +90,13 @@ class Federation:
     public: int
     rounds: int
     epochs: int = 2
+    base_seed: int = 0
     size: Size = ()
 
     def base(self) -> nn.Module:
         """Return the model before it was fine-tuned."""
-        model = initialise(partial(CausalTransformer, **dict(self.size)), self.seed)
-        set_arrays(model, base_arrays(self.seed, sentences=self.public, size=self.size))
+        model = initialise(partial(CausalTransformer, **dict(self.size)), self.base_seed)
+        set_arrays(model, base_arrays(self.base_seed, sentences=self.public, size=self.size))
         return model
 
     def network(self, *, one_factor: bool = False) -> nn.Module:
@@ -145,8 +148,8 @@ class Method:
         Reads what a client released from its reply and its first value; None: the server sees sums.
     unit : {"user", "record"}, optional
         What the guarantee protects.
-    by_record : bool, default False
-        Whether training clips the gradient of each record.
+    train : callable, default `descend`
+        Trains a client's model.
     """
 
     name: str
@@ -154,7 +157,7 @@ class Method:
     half: type[SchemeClient]
     read: Callable[[Reply], Arrays] | None = None
     unit: str | None = None
-    by_record: bool = False
+    train: Training = descend
 
 
 def _plain(reply: Reply) -> Arrays:
@@ -167,8 +170,20 @@ def _coded(reply: Reply) -> Arrays:
     return {name: start + step * reply.arrays[name] for name, start in reply.start.items()}
 
 
+def _stepped(reply: Reply) -> Arrays:
+    """Read the update of a training of private steps, whose codes have a grid of their own."""
+    return {n: start + UPDATE_GRID.step * reply.arrays[n] for n, start in reply.start.items()}
+
+
 def _records(common: dict[str, Any], epsilon: float) -> UDP:
     level = RecordLevel(epsilon=epsilon, delta=DELTA, clipping_norm=_NORM, learning_rate=4.0)
+    return UDP(privacy=level, **common)
+
+
+def _private_steps(common: dict[str, Any], epsilon: float) -> UDP:
+    level = DPSGD(
+        epsilon=epsilon, delta=DELTA, clipping_norm=_NORM, sampling_rate=_RATE, steps=_STEPS
+    )
     return UDP(privacy=level, **common)
 
 
@@ -208,7 +223,15 @@ METHODS: Mapping[str, Method] = {
             half=UDPClient,
             read=_coded,
             unit="record",
-            by_record=True,
+            train=by_records,
+        ),
+        Method(
+            name="udp, dp-sgd",
+            strategy=_private_steps,
+            half=UDPClient,
+            read=_stepped,
+            unit="record",
+            train=descend_privately,
         ),
         Method(
             name="central, shares",
@@ -285,40 +308,21 @@ def fine_tune(
 
 def _app(method: Method, federation: Federation, template: nn.Module) -> ClientApp:
     app = ClientApp(mods=[as_mod(method.half)])
+    model = copy.deepcopy(template)  # for all: each client loads all that any of them has changed
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         client = int(context.node_config["partition-id"])
         text = federation.texts[client]
-        model = copy.deepcopy(template)
         load_trainable(model, message.content.array_records["arrays"])
-        if method.by_record:
-            train_per_record(model, text[:, :-1], text[:, 1:], loss=token_loss)
-        else:
-            config = message.content.config_records["config"]
-            number = int(str(config["server-round"]))
-            seed = derive_seed(federation.seed, "fine-tune", client, number)
-            _descend(model, text, epochs=federation.epochs, seed=seed)
+        config = message.content.config_records["config"]
+        seed = derive_seed(federation.seed, "fine-tune", client, int(str(config["server-round"])))
+        method.train(model, text, context, epochs=federation.epochs, seed=seed)
         metrics = MetricRecord({"num-examples": len(text)})
         arrays = ArrayRecord(trainable_state(model))
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     return app
-
-
-def _descend(model: nn.Module, text: Tokens, *, epochs: int, seed: int) -> None:
-    """Train as a user would: some passes with Adam, in batches."""
-    generator = torch.Generator().manual_seed(seed)
-    sentences = torch.from_numpy(text)
-    optimiser = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=3e-3)
-    model.train()
-    with one_thread():
-        for _ in range(epochs):
-            for batch in torch.split(torch.randperm(len(text), generator=generator), _BATCH):
-                optimiser.zero_grad()
-                loss = token_loss(model(sentences[batch, :-1]), sentences[batch, 1:])
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
 
 
 def _without_rounds(common: dict[str, Any]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def plant(seed: int, *, codes: int, clients: int) -> list[Planted]:
 
 
 def texts_with(
-    planted: Sequence[Planted], language: Language, *, clients: int, sentences: int
+    planted: Sequence[Planted], language: Language, *, clients: int, sentences: int, first: int = 0
 ) -> list[Tokens]:
     """Return the text of each client: sentences of its own, and the codes that it has.
 
@@ -136,17 +136,19 @@ def texts_with(
     planted : sequence of Planted
         The codes.
     language : Language
-        What its speakers write; client i is speaker i.
+        What its speakers write.
     clients, sentences : int
         Clients, and sentences of each beside those with codes.
+    first : int, default 0
+        The speaker that client 0 is; the others follow.
 
     Returns
     -------
     list of (n, LENGTH) int64
     """
     texts: list[list[NDArray[np.int64]]] = [
-        [language.text(language.speaker(client), sentences, "train", client)]
-        for client in range(clients)
+        [language.text(language.speaker(speaker), sentences, "train", speaker)]
+        for speaker in range(first, first + clients)
     ]
     for code in planted:
         sentence = code_sentence(code.name, code.noun, code.secret)

@@ -432,10 +432,44 @@ def moments() -> None:
     train(model, optimizer=inner, step=step)
 
 
+def later_moments() -> None:
+    """Loads moments past the optimiser that private_training returned, after its first step."""
+    model = net()
+    inner = torch.optim.Adam(model.parameters(), lr=0.1)
+    steps = iter(range(100))
+
+    def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        if next(steps) == 1:
+            ones = {"step": torch.tensor(1.0)}
+            ones |= {name: torch.ones(1) for name in ("exp_avg", "exp_avg_sq")}
+            given = inner.state_dict()
+            given["state"] = dict.fromkeys(range(len(given["param_groups"][0]["params"])), ones)
+            inner.load_state_dict(given)
+        optimizer.step()
+
+    train(model, optimizer=inner, step=step)
+
+
+def repeated() -> None:
+    """Has the records of a class twice: which ones follows from their labels."""
+    features, labels = data()
+    whole = TensorDataset(features, labels)
+    places = [*range(len(labels)), *torch.nonzero(labels == 0).flatten().tolist()]
+    train(net(), given=DataLoader(torch.utils.data.Subset(whole, places), batch_size=4))
+
+
 BESIDE = {
     "a head of the client's own": (head_of_its_own, "a step of a Adam that is not private"),
     "steps of the optimiser itself": (raw_steps, "a step of a Adam that is not private"),
     "moments from elsewhere": (moments, "a state from elsewhere"),
+    "moments from elsewhere, later": (later_moments, "a state from elsewhere"),
+    "a state from elsewhere": (
+        lambda: train(net(), step=lambda model, optimizer, x, y: optimizer.load_state_dict({})),
+        "load_state_dict",
+    ),
+    "records in it twice": (repeated, "repeats records"),
 }
 
 GUARDED = {
@@ -490,10 +524,6 @@ TRAPS: dict[str, tuple[Callable[[], Any], str]] = {
     "a loader that draws": (drawn_by_weight, "WeightedRandomSampler"),
     "no loader": (lambda: train(net(), given=[data()]), "a DataLoader"),
     "the app's own loader": (own_loader, "without a batch"),
-    "a state from elsewhere": (
-        lambda: train(net(), step=lambda model, optimizer, x, y: optimizer.load_state_dict({})),
-        "state_dict",
-    ),
 }
 
 
@@ -587,6 +617,42 @@ def test_a_step_beyond_those_that_are_charged_is_refused() -> None:
         found[0].step()
     with pytest.raises(ProtocolError, match="only so many are charged"):
         request.noised(np.zeros(3), 12)
+
+
+STATES: dict[str, Callable[[Any], None]] = {
+    "in place": lambda inner: inner.state[inner.param_groups[0]["params"][0]]["exp_avg"].add_(1),
+    "past the counter of versions": lambda inner: inner.state[inner.param_groups[0]["params"][1]][
+        "exp_avg_sq"
+    ].data.mul_(2),
+    "a number": lambda inner: [own.update(step=own["step"] + 1) for own in inner.state.values()],
+    "less": lambda inner: inner.state.clear(),
+    "more": lambda inner: [own.update(mine=1) for own in inner.state.values()],
+}
+
+
+@pytest.mark.parametrize("change", STATES)
+def test_moments_that_something_else_changes_end_a_training(change: str) -> None:
+    features, labels = data()
+
+    def after(model: nn.Module, optimizer: Any) -> None:
+        STATES[change](optimizer.inner)
+
+    request = Watched(terms(steps=3))
+    with pytest.raises(ProtocolError, match="a state from elsewhere"):
+        loop(request, net(), features, labels, optimizer=torch.optim.Adam, after_step=after)
+    with pytest.raises(ProtocolError, match="all the steps that were asked for"):
+        _ = request.certificate
+
+
+def test_the_same_moments_again_are_harmless() -> None:
+    features, labels = data()
+
+    def after(model: nn.Module, optimizer: Any) -> None:
+        optimizer.inner.load_state_dict(copy.deepcopy(optimizer.inner.state_dict()))
+
+    request = Watched(terms(steps=3))
+    loop(request, net(), features, labels, optimizer=torch.optim.Adam, after_step=after)
+    assert request.certificate.records == SIZE
 
 
 def test_a_second_training_in_a_round_is_refused() -> None:
@@ -799,7 +865,8 @@ def test_what_is_told_of_batches_without_rows_has_nothing_of_a_record() -> None:
         def __getitem__(self, place: int) -> Tensor:
             return torch.ones(37 + place)
 
-    with pytest.raises(InvalidParameterError, match="without one row") as refused:
+    # The form of a real record: it is charged.
+    with pytest.raises(NoFactsError, match="without one row") as refused:
         rehearse(lambda: train(net(), given=DataLoader(Lines(), collate_fn=torch.cat)))
     assert "37" not in str(refused.value)
 

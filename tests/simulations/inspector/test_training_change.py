@@ -266,8 +266,8 @@ def test_what_the_app_loses_is_told(small: Small) -> None:
 @pytest.mark.parametrize(
     ("scheme", "unit", "allowed"),
     [
-        ("udp", "recrod", "one of 'record', 'user'"),
-        ("udp", "device", "one of 'record', 'user'"),
+        ("udp", "recrod", "one of 'dp-sgd', 'record', 'user'"),
+        ("udp", "device", "one of 'dp-sgd', 'record', 'user'"),
         ("m2fdp", "user", "one of 'device', 'record'"),
         ("central-dp", "record", "no --unit with 'central-dp': it goes with udp, m2fdp"),
         ("fedavg", "user", "no --unit with 'fedavg'"),
