@@ -95,6 +95,7 @@ TIERS = (
 
 STEPS = ("learning_rate", "clip", "rate", "labels")
 TRAINING = ("epochs", "batch_size", "learning_rate", "decay")
+PRIVATE = ("learning_rate", "decay")  # DP-SGD draws the records of its steps
 OF_PARTITION = {"dirichlet": "alpha", "shards": "shards", "labels": "labels"}
 
 
@@ -145,9 +146,11 @@ def of_training(chosen: ExperimentDescription, curve: Curve, *, full: bool) -> s
     needed = {"scheme", "task", "clients", "rounds", "partition.kind"}
     if settings.partition.kind in OF_PARTITION:
         needed.add(f"partition.{OF_PARTITION[settings.partition.kind]}")
-    if settings.strategy.get("unit") != "record":  # then the scheme has a training of its own
-        own = SCHEMES[settings.scheme].own_client
-        needed |= {f"training.{name}" for name in (("learning_rate",) if own else TRAINING)}
+    unit = settings.strategy.get("unit")
+    if unit != "record":  # then the scheme has a training of its own
+        own_client = SCHEMES[settings.scheme].own_client
+        used = ("learning_rate",) if own_client else PRIVATE if unit == "dp-sgd" else TRAINING
+        needed |= {f"training.{name}" for name in used}
     return missing | (needed - given)
 
 
