@@ -121,6 +121,9 @@ def settings_of(
         settings = settings.with_values({k: v for k, v in common.items() if k not in values})
     settings = replace(settings, training=chosen.training).with_values(values)
     if download:  # first: some strategies are made from the data
+        if chosen.dataset is None:
+            allowed = f"nothing: the task '{settings.task}' brings its own data"
+            raise InvalidParameterError("--download", True, allowed)
         load(chosen.dataset, data_root=settings.data_root, download=True)
     found = check_data(settings)
     fewest = int(found.sizes.min()) if isinstance(found, Description) else None

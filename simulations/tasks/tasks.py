@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from flwr_privacy.wire.identity import derive_seed
 
 from .data import load
 from .linear_tasks import FEATURE_NORM, BoundedMap
+from .own_data import own_records
 from .partition import Description, describe, partition
 from .private_descent import descend_privately
 from .records import Dataset, drawn, order_of
@@ -41,6 +43,7 @@ from .vertical_tasks import VERTICAL_TASKS, VerticalTask, check_vertical, vertic
 __all__ = [
     "TASKS",
     "Task",
+    "all_records",
     "check_data",
     "client_data",
     "client_sizes",
@@ -49,6 +52,7 @@ __all__ = [
     "evaluate_server",
     "feature_map",
     "initial_arrays",
+    "is_tested",
     "regression_data",
     "regression_parameters",
     "task",
@@ -60,8 +64,21 @@ __all__ = [
 Arrays = dict[str, NDArray[Any]]
 
 
+def all_records(task: Task, data_root: str | Path | None) -> Dataset:
+    """Return all records of a task; see `load` and `own_records` for the errors.
+
+    Parameters
+    ----------
+    task : Task
+        What is trained.
+    data_root : str or Path or None
+        Folder with the files of a task that does not bring its records.
+    """
+    return own_records(task) if task.dataset is None else load(task.dataset, data_root=data_root)
+
+
 def dataset(task: Task, settings: Settings) -> Dataset:
-    """Return the records that a run uses, from its data root; see `load` for the errors.
+    """Return the records that a run uses; see `all_records` for the errors.
 
     Raises
     ------
@@ -69,7 +86,7 @@ def dataset(task: Task, settings: Settings) -> Dataset:
         If the settings ask for more records than there are.
     """
     return drawn(
-        load(task.dataset, data_root=settings.data_root),
+        all_records(task, settings.data_root),
         settings.train_records,
         settings.test_records,
         settings.validation_records,
@@ -121,6 +138,11 @@ def check_data(settings: Settings) -> Description | str | None:
     if settings.clients is None:
         return None
     return describe(data.labels, _parts(data, settings.clients, settings.partition, settings.seed))
+
+
+def is_tested(task: Task, settings: Settings) -> bool:
+    """Return whether a task has test records, on which the server evaluates the model."""
+    return len(dataset(task, settings).test_labels) > 0
 
 
 def initial_arrays(task: Task, seed: int) -> Arrays:
@@ -353,9 +375,12 @@ def evaluate_server(
     Raises
     ------
     DataError, InvalidParameterError
-        As `train_client`.
+        As `train_client`; also if the task has no test records.
     """
     data = dataset(task, settings)
+    if not len(data.test_labels):
+        allowed = "a task with test records (its test), on which the server evaluates the model"
+        raise InvalidParameterError("task", task.name, allowed)
     return _evaluated(task, settings, arrays, _test_inputs(task, data), data.test_labels)
 
 
@@ -373,7 +398,7 @@ def validation_loss(task: Task, settings: Settings, arrays: Mapping[str, NDArray
     count = settings.validation_records
     if count is None:
         return evaluate_server(task, settings, arrays)["loss"]
-    whole = load(task.dataset, data_root=settings.data_root)
+    whole = all_records(task, settings.data_root)
     held = order_of("train_records", len(whole.labels), settings.seed)[-count:]
     inputs = _inputs(task, whole.features[held])
     return _evaluated(task, settings, arrays, inputs, whole.labels[held])["loss"]
