@@ -37,7 +37,11 @@ Scheme = Annotated[
     ),
 ]
 Task = Annotated[
-    str | None, typer.Option(help="Task, by default digits-mlp; all of them are listed below.")
+    str | None,
+    typer.Option(
+        help="Task, by default digits-mlp; all of them are listed below. Or one of your own, as "
+        "module:function in the current folder (docs/simulation.md)."
+    ),
 ]
 Rounds = Annotated[int | None, typer.Option(help="Learning rounds; by default 10.")]
 Seed = Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")]
@@ -104,6 +108,11 @@ def settings_of(
     from flwr_privacy.simulations.settings import schemes
     from flwr_privacy.simulations.settings.effect import check_effect, dotted
     from flwr_privacy.simulations.tasks.data import load
+    from flwr_privacy.simulations.tasks.lookup import (
+        check_own_task,
+        is_reference,
+        search_current_folder,
+    )
     from flwr_privacy.simulations.tasks.partition import Description
     from flwr_privacy.simulations.tasks.tasks import check_data, task_of
     from flwr_privacy.simulations.tasks.vertical_tasks import VerticalTask
@@ -115,6 +124,8 @@ def settings_of(
             check_known(key, [*own, *(entry.name for entry in fields(Settings))])
     values = with_scheme_parameters(values, own)
     settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
+    if is_reference(settings.task):
+        search_current_folder()
     chosen = task_of(settings)
     if isinstance(chosen, VerticalTask):
         common = {"clients": chosen.clients, "rounds": chosen.rounds}
@@ -126,6 +137,7 @@ def settings_of(
             raise InvalidParameterError("--download", True, allowed)
         load(chosen.dataset, data_root=settings.data_root, download=True)
     found = check_data(settings)
+    check_own_task(chosen, settings.data_root)
     fewest = int(found.sizes.min()) if isinstance(found, Description) else None
     usual = schemes.scheme(settings.scheme).usual(settings.strategy, fewest)
     settings = replace(settings, strategy=usual)

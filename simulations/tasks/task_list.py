@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from flwr_privacy.clients.torch import Loss, cnn, linear, mlp
-from flwr_privacy.errors import InvalidParameterError, check_choice
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.settings.run_settings import TrainingSettings
 
 from .linear_tasks import (
@@ -22,7 +22,7 @@ from .linear_tasks import (
 )
 from .svm import LinearSVM, hinge, one_vs_rest, squared_hinge
 
-__all__ = ["TASKS", "Task", "task"]
+__all__ = ["TASKS", "Task"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -217,19 +217,3 @@ TASKS: dict[str, Task] = {
         ),
     )
 }
-
-
-def task(name: str) -> Task:
-    """Return the task of that name.
-
-    Raises
-    ------
-    InvalidParameterError
-        If there is none; the message puts the nearest names first.
-
-    Examples
-    --------
-    >>> task("digits-mlp").dataset
-    'digits'
-    """
-    return TASKS[check_choice("task", name, TASKS)]
