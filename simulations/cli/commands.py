@@ -15,7 +15,10 @@ from .exit_codes import EXIT_CODES
 from .ledger import ledger
 from .listing import ListingCommand
 from .nodes import doctor, executor, key, node
-from .research import attack, best_rounds, calibrate, experiment, reliability, replication
+from .research.attack import attack
+from .research.calibrate import best_rounds, calibrate
+from .research.experiment import experiment, replication
+from .research.reliability import reliability
 from .results import demo, report
 from .state import state
 from .training import run

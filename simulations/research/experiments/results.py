@@ -27,6 +27,7 @@ __all__ = ["FULL", "RESULTS", "ExperimentResults", "save"]
 RESULTS = "experiment.json"
 FULL = "paper's size"
 SCALED = "scaled down"
+AS_WRITTEN = "as written"
 SIMULATED = "NumPy simulation"
 
 
@@ -61,6 +62,8 @@ class ExperimentResults:
             return "computed"
         if function:
             return f"{SIMULATED}, {SCALED}" if self._smaller else SIMULATED
+        if not self.experiment.paper and not self.full:  # a file of the user's own
+            return SCALED if self._smaller else AS_WRITTEN
         return FULL if self.full else SCALED
 
     @property
@@ -81,7 +84,7 @@ class ExperimentResults:
         table = {
             "experiment": chosen.name,
             "title": chosen.title,
-            "source": f'"{chosen.paper}", {chosen.figure}',
+            "source": f'"{chosen.paper}", {chosen.figure}' if chosen.paper else chosen.figure,
             "about": chosen.about.strip(),
             "size": self.size,
             "full": self.full and chosen.smaller,
