@@ -19,7 +19,7 @@ from .research.attack import attack
 from .research.calibrate import best_rounds, calibrate
 from .research.experiment import experiment, replication
 from .research.reliability import reliability
-from .results import demo, report
+from .results import compare, demo, report
 from .state import state
 from .training import run
 from .verify import add_verify
@@ -59,6 +59,7 @@ for command in (
         run,
         deploy,
         report,
+        compare,
         demo,
         calibrate,
         best_rounds,
