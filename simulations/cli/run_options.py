@@ -9,6 +9,7 @@ import typer
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS
+from flwr_privacy.simulations.settings.own_code import is_reference, search_current_folder
 from flwr_privacy.simulations.settings.run_settings import (
     Settings,
     check_known,
@@ -20,6 +21,7 @@ __all__ = [
     "AcceptLostRounds",
     "Assignments",
     "DataRoot",
+    "Log",
     "Out",
     "Rounds",
     "Scheme",
@@ -66,6 +68,13 @@ AcceptLostRounds = Annotated[
         "that it lacks are given up; their charges stay on the privacy card.",
     ),
 ]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        help="Where to log the rounds: tensorboard:DIR, or a logger of your own as "
+        "module:function (docs/simulation.md)."
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")]
 
 
@@ -108,11 +117,7 @@ def settings_of(
     from flwr_privacy.simulations.settings import schemes
     from flwr_privacy.simulations.settings.effect import check_effect, dotted
     from flwr_privacy.simulations.tasks.data import load
-    from flwr_privacy.simulations.tasks.lookup import (
-        check_own_task,
-        is_reference,
-        search_current_folder,
-    )
+    from flwr_privacy.simulations.tasks.lookup import check_own_task
     from flwr_privacy.simulations.tasks.partition import Description
     from flwr_privacy.simulations.tasks.tasks import check_data, task_of
     from flwr_privacy.simulations.tasks.vertical_tasks import VerticalTask
