@@ -180,11 +180,10 @@ def carry_out(
     with ExitStack() as stack:
         session: RaySession | None = None
         if engine.name == "ray":
-            log = runs[0].log_path
             session = RaySession(
                 resources=engine.resources,
                 port=engine.port,
-                log_path=log,
+                log_path=runs[0].log_path,
                 test_seed=engine.test_seed,
                 stack=engine.stack,
             )
