@@ -9,6 +9,7 @@ import typer
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS
+from flwr_privacy.simulations.settings.own_code import is_reference, search_current_folder
 from flwr_privacy.simulations.settings.run_settings import (
     Settings,
     check_known,
@@ -20,6 +21,7 @@ __all__ = [
     "AcceptLostRounds",
     "Assignments",
     "DataRoot",
+    "Log",
     "Out",
     "Rounds",
     "Scheme",
@@ -37,7 +39,11 @@ Scheme = Annotated[
     ),
 ]
 Task = Annotated[
-    str | None, typer.Option(help="Task, by default digits-mlp; all of them are listed below.")
+    str | None,
+    typer.Option(
+        help="Task, by default digits-mlp; all of them are listed below. Or one of your own, as "
+        "module:function in the current folder (docs/simulation.md)."
+    ),
 ]
 Rounds = Annotated[int | None, typer.Option(help="Learning rounds; by default 10.")]
 Seed = Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")]
@@ -60,6 +66,13 @@ AcceptLostRounds = Annotated[
         "--accept-lost-rounds",
         help="With --resume: go on from a checkpoint that is older than the run folder. The rounds "
         "that it lacks are given up; their charges stay on the privacy card.",
+    ),
+]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        help="Where to log the rounds: tensorboard:DIR, or a logger of your own as "
+        "module:function (docs/simulation.md)."
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")]
@@ -104,6 +117,7 @@ def settings_of(
     from flwr_privacy.simulations.settings import schemes
     from flwr_privacy.simulations.settings.effect import check_effect, dotted
     from flwr_privacy.simulations.tasks.data import load
+    from flwr_privacy.simulations.tasks.lookup import check_own_task
     from flwr_privacy.simulations.tasks.partition import Description
     from flwr_privacy.simulations.tasks.tasks import check_data, task_of
     from flwr_privacy.simulations.tasks.vertical_tasks import VerticalTask
@@ -115,14 +129,20 @@ def settings_of(
             check_known(key, [*own, *(entry.name for entry in fields(Settings))])
     values = with_scheme_parameters(values, own)
     settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
+    if is_reference(settings.task):
+        search_current_folder()
     chosen = task_of(settings)
     if isinstance(chosen, VerticalTask):
         common = {"clients": chosen.clients, "rounds": chosen.rounds}
         settings = settings.with_values({k: v for k, v in common.items() if k not in values})
     settings = replace(settings, training=chosen.training).with_values(values)
     if download:  # first: some strategies are made from the data
+        if chosen.dataset is None:
+            allowed = f"nothing: the task '{settings.task}' brings its own data"
+            raise InvalidParameterError("--download", True, allowed)
         load(chosen.dataset, data_root=settings.data_root, download=True)
     found = check_data(settings)
+    check_own_task(chosen, settings.data_root)
     fewest = int(found.sizes.min()) if isinstance(found, Description) else None
     usual = schemes.scheme(settings.scheme).usual(settings.strategy, fewest)
     settings = replace(settings, strategy=usual)

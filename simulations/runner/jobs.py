@@ -13,12 +13,14 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_integ
 from flwr_privacy.simulations.engines.placement import Machine, check_cpus, check_gpus
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 from flwr_privacy.simulations.settings.metrics_file import follow
+from flwr_privacy.simulations.settings.own_code import is_reference, search_current_folder
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
 
+from .loggers import LoggedRounds
 from .progress import Progress
 
-__all__ = ["Engine", "carry_out", "model_bytes", "next_folder", "shown"]
+__all__ = ["Engine", "carry_out", "check_task", "model_bytes", "next_folder", "shown"]
 
 APP = Path(__file__).parent.parent
 CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
@@ -102,8 +104,8 @@ class Engine:
 
 def next_folder(parent: Path, settings: Settings) -> Path:
     """Return a folder for a run that does not exist yet: ``fedavg-digits-mlp-1`` and so on."""
-    number = 1
-    while (path := parent / f"{settings.scheme}-{settings.task}-{number}").exists():
+    number, name = 1, f"{settings.scheme}-{settings.task.replace(':', '-')}"
+    while (path := parent / f"{name}-{number}").exists():
         number += 1
     return path
 
@@ -113,6 +115,23 @@ def model_bytes(settings: Settings) -> int:
     from flwr_privacy.simulations.app.server_app import initial_arrays  # late: it brings torch
 
     return sum(len(array.data) for array in initial_arrays(settings).values())
+
+
+def check_task(run: RunFolder) -> None:
+    """Refuse a run of a user's task that is not the one any more with which it has begun.
+
+    Raises
+    ------
+    CheckpointError, DataError, InvalidParameterError
+        As `flwr_privacy.simulations.tasks.lookup.check_same_task`.
+    """
+    if not (digest := run.task_digest):
+        return
+    from flwr_privacy.simulations.tasks.lookup import check_same_task  # late: it brings torch
+
+    if is_reference(name := run.settings.task):
+        search_current_folder()
+    check_same_task(name, digest)
 
 
 def check_machine(engine: Engine, settings: Settings) -> None:
@@ -136,32 +155,42 @@ def carry_out(
     *,
     resume: bool = False,
     accept_lost_rounds: bool = False,
+    log: str | None = None,
 ) -> None:
     """Carry out runs one after another on one engine.
+
+    Parameters
+    ----------
+    runs, engine
+        What to carry out, and where.
+    resume, accept_lost_rounds : bool, default False
+        Whether to go on from the runs' checkpoints, and from older ones: see `LoopOptions`.
+    log : str, optional
+        What their rounds are logged to: see `flwr_privacy.simulations.runner.loggers.logger_maker`.
 
     Raises
     ------
     FlwrPrivacyError
-        If a run fails; its folder then says why.
+        If a run fails; its folder then says why. Also if the logger raised, once the run is over.
     """
     with kept(*runs, ends=False):
         for run in runs:
+            check_task(run)
             check_machine(engine, run.settings)
     with ExitStack() as stack:
         session: RaySession | None = None
         if engine.name == "ray":
-            log = runs[0].log_path
             session = RaySession(
                 resources=engine.resources,
                 port=engine.port,
-                log_path=log,
+                log_path=runs[0].log_path,
                 test_seed=engine.test_seed,
                 stack=engine.stack,
             )
             with kept(*runs, ends=False):
                 stack.enter_context(session)
         for run in runs:
-            with kept(run), shown(run):
+            with shown(run, log=log), kept(run):
                 run.begin()
                 config = run.app_config(resume=resume, accept_lost_rounds=accept_lost_rounds)
                 nodes = int(run.summary["nodes"])
@@ -210,22 +239,36 @@ def _logged(run: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def shown(run: RunFolder) -> Iterator[None]:
-    """Show the rounds while the app writes them, in whichever process it runs."""
-    done = threading.Event()
+def shown(run: RunFolder, *, log: str | None = None) -> Iterator[None]:
+    """Show and log the rounds while the app writes them, in whichever process it runs.
+
+    Raises
+    ------
+    FlwrPrivacyError
+        If the logger cannot be made; or it raised, at the end of a run that did not fail.
+    """
+    done, opened = threading.Event(), threading.Event()
+    logged = LoggedRounds(log, run.path.resolve().name)
     with Progress(run.path.name, run.settings.rounds) as progress:
 
         def show() -> None:
+            logged.open()
+            opened.set()
             shown = -1  # a resumed run writes its earlier rounds again
             for line in follow(run.metrics_path, done.is_set):
+                logged.log(line)
                 if line["round"] > shown:
                     progress.update(line)
                     shown = line["round"]
+            logged.close()
 
         watcher = threading.Thread(target=show, daemon=True)
         watcher.start()
         try:
+            opened.wait()
+            logged.check()
             yield
         finally:
             done.set()
             watcher.join()
+    logged.check()
