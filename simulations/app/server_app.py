@@ -132,9 +132,9 @@ def initial_arrays(settings: Settings) -> ArrayRecord:
 
 
 def _evaluate_fn(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord] | None:
-    """Return what evaluates a model on the test records; None where the strategy does it."""
+    """Return what evaluates a model on the test records; None where nothing or the strategy does."""
     task = tasks.task_of(settings)
-    if isinstance(task, VerticalTask):
+    if isinstance(task, VerticalTask) or not tasks.is_tested(task, settings):
         return None
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:

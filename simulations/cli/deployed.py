@@ -10,6 +10,7 @@ from flwr_privacy.simulations.runner.jobs import SEED_WARNING, next_folder
 from flwr_privacy.simulations.runner.progress import how_it_ended
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from .operator_options import RUNS
 from .run_options import (
     AcceptLostRounds,
@@ -21,7 +22,6 @@ from .run_options import (
     Seed,
     Task,
     given,
-    settings_of,
 )
 
 __all__ = ["deploy"]

@@ -12,11 +12,12 @@ import typer
 from click.core import ParameterSource
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, Engine
+from flwr_privacy.simulations.runner.complete_settings import DEFAULT_CLIENTS, settings_of
+from flwr_privacy.simulations.runner.jobs import Engine
 from flwr_privacy.simulations.settings.run_settings import parse_assignments
 
 from .operator_options import check_can_write
-from .run_options import Assignments, DataRoot, settings_of
+from .run_options import Assignments, DataRoot
 
 if TYPE_CHECKING:
     from flwr_privacy.evaluation import PrivateEvaluation

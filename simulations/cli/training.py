@@ -22,6 +22,7 @@ from flwr_privacy.simulations.runner.jobs import (
 from flwr_privacy.simulations.runner.progress import how_it_ended, planned_rounds
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from .operator_options import RUNS
 from .run_options import (
     AcceptLostRounds,
@@ -33,7 +34,6 @@ from .run_options import (
     Seed,
     Task,
     given,
-    settings_of,
 )
 
 __all__ = ["run"]

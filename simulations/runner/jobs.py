@@ -3,10 +3,11 @@
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flwr_privacy.clients.node.node_settings import STACK_MODES
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
@@ -16,13 +17,13 @@ from flwr_privacy.simulations.settings.metrics_file import follow
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
 
+from .complete_settings import DEFAULT_CLIENTS
 from .progress import Progress
 
-__all__ = ["Engine", "carry_out", "model_bytes", "next_folder", "shown"]
+__all__ = ["Engine", "carry_out", "model_bytes", "next_folder", "shown", "watched"]
 
 APP = Path(__file__).parent.parent
 CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
-DEFAULT_CLIENTS = 20
 SEED_WARNING = (
     "WARNING: --test-seed: what the clients draw in secret, their noise above all, can be computed "
     "from the seed. Nothing is protected. For tests only."
@@ -136,8 +137,22 @@ def carry_out(
     *,
     resume: bool = False,
     accept_lost_rounds: bool = False,
+    show: Callable[[RunFolder], AbstractContextManager[None]] | None = None,
 ) -> None:
     """Carry out runs one after another on one engine.
+
+    Parameters
+    ----------
+    runs : list of RunFolder
+        The runs, at least one.
+    engine : Engine
+        Where they are carried out.
+    resume : bool, default False
+        Whether a run with a checkpoint goes on from it.
+    accept_lost_rounds : bool, default False
+        As of `LoopOptions`, for runs that go on.
+    show : callable, optional
+        Shows a run while its context is open; by default `shown`.
 
     Raises
     ------
@@ -161,7 +176,7 @@ def carry_out(
             with kept(*runs, ends=False):
                 stack.enter_context(session)
         for run in runs:
-            with kept(run), shown(run):
+            with kept(run), (show or shown)(run):
                 run.begin()
                 config = run.app_config(resume=resume, accept_lost_rounds=accept_lost_rounds)
                 nodes = int(run.summary["nodes"])
@@ -211,21 +226,30 @@ def _logged(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def shown(run: RunFolder) -> Iterator[None]:
-    """Show the rounds while the app writes them, in whichever process it runs."""
+    """Show the progress of a run on standard output."""
+    with Progress(run.path.name, run.settings.rounds) as progress, watched(run, progress.update):
+        yield
+
+
+@contextmanager
+def watched(run: RunFolder, update: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
+    """Tell of the rounds while the app writes them, in whichever process it runs.
+
+    `update` gets the line of each round, in a thread of its own.
+    """
     done = threading.Event()
-    with Progress(run.path.name, run.settings.rounds) as progress:
 
-        def show() -> None:
-            shown = -1  # a resumed run writes its earlier rounds again
-            for line in follow(run.metrics_path, done.is_set):
-                if line["round"] > shown:
-                    progress.update(line)
-                    shown = line["round"]
+    def watch() -> None:
+        told = -1  # a resumed run writes its earlier rounds again
+        for line in follow(run.metrics_path, done.is_set):
+            if line["round"] > told:
+                update(line)
+                told = line["round"]
 
-        watcher = threading.Thread(target=show, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()

@@ -6,10 +6,12 @@ import logging
 import multiprocessing
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
@@ -72,7 +74,8 @@ class _Worker:
             initializer=_start_worker,
             initargs=self._start,
         )
-        self._executor.submit(_nothing)
+        with _without_script(self._start[0]):
+            self._executor.submit(_nothing)
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
@@ -224,6 +227,22 @@ def _keep_freed_memory() -> None:
         mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of malloc.h
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, (1 << 31) - 1)
+
+
+@contextmanager
+def _without_script(reference: str) -> Iterator[None]:
+    """Start processes that do not import the script of this one, unless the app is in it.
+
+    Python has each new process import it. A script that starts its simulation outside of
+    ``if __name__ == "__main__":`` would begin it again in every worker.
+    """
+    script = sys.modules["__main__"]
+    if reference.partition(":")[0] != "__main__":
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _nothing() -> None:
