@@ -132,7 +132,7 @@ def initial_arrays(settings: Settings) -> ArrayRecord:
 
 
 def _evaluate_fn(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord] | None:
-    """Return what evaluates a model on the test records; None where nothing or the strategy does."""
+    """Return what evaluates a model on the test records; None if the strategy does, or nothing."""
     task = tasks.task_of(settings)
     if isinstance(task, VerticalTask) or not tasks.is_tested(task, settings):
         return None

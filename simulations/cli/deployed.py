@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import SEED_WARNING, next_folder
 from flwr_privacy.simulations.runner.progress import how_it_ended
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
-from flwr_privacy.simulations.runner.complete_settings import settings_of
 from .operator_options import RUNS
 from .run_options import (
     AcceptLostRounds,

@@ -12,6 +12,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.engines.placement import Machine, crowded
 from flwr_privacy.simulations.engines.ray_engine import RayResources
 from flwr_privacy.simulations.reports.tree_nodes import read_tree
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import (
     SEED_WARNING,
     Engine,
@@ -22,7 +23,6 @@ from flwr_privacy.simulations.runner.jobs import (
 from flwr_privacy.simulations.runner.progress import how_it_ended, planned_rounds
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
-from flwr_privacy.simulations.runner.complete_settings import settings_of
 from .operator_options import RUNS
 from .run_options import (
     AcceptLostRounds,

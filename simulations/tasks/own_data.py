@@ -71,7 +71,7 @@ def _checked(name: str, pair: Any) -> tuple[NDArray[np.float32], NDArray[np.int6
         raise InvalidParameterError(name, found, allowed)
     kind = np.int64 if features.dtype.kind in "biu" else np.float32
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
-        converted = features.astype(kind, copy=False).view()
+        converted: NDArray[Any] = features.astype(kind, copy=False).view()
     if bad := np.argwhere(~np.isfinite(converted)).tolist():
         place = tuple(bad[0])
         raise InvalidParameterError(

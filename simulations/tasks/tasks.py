@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from .vertical_tasks import VERTICAL_TASKS, VerticalTask, check_vertical, vertic
 __all__ = [
     "TASKS",
     "Task",
+    "all_records",
     "check_data",
     "client_data",
     "client_sizes",
@@ -62,8 +64,21 @@ __all__ = [
 Arrays = dict[str, NDArray[Any]]
 
 
+def all_records(task: Task, data_root: str | Path | None) -> Dataset:
+    """Return all records of a task; see `load` and `own_records` for the errors.
+
+    Parameters
+    ----------
+    task : Task
+        What is trained.
+    data_root : str or Path or None
+        Folder with the files of a task that does not bring its records.
+    """
+    return own_records(task) if task.dataset is None else load(task.dataset, data_root=data_root)
+
+
 def dataset(task: Task, settings: Settings) -> Dataset:
-    """Return the records that a run uses; see `load` and `own_records` for the errors.
+    """Return the records that a run uses; see `all_records` for the errors.
 
     Raises
     ------
@@ -76,19 +91,12 @@ def dataset(task: Task, settings: Settings) -> Dataset:
             allowed = "nothing with data that is given client by client: all of it is trained on"
             raise InvalidParameterError(name, getattr(settings, name), allowed)
     return drawn(
-        _whole(task, settings),
+        all_records(task, settings.data_root),
         settings.train_records,
         settings.test_records,
         settings.validation_records,
         settings.seed,
     )
-
-
-def _whole(task: Task, settings: Settings) -> Dataset:
-    """Return all records of a task, from the data root if it does not bring them."""
-    if task.dataset is None:
-        return own_records(task)
-    return load(task.dataset, data_root=settings.data_root)
 
 
 def task_of(settings: Settings) -> Task | VerticalTask:
@@ -393,7 +401,7 @@ def validation_loss(task: Task, settings: Settings, arrays: Mapping[str, NDArray
     count = settings.validation_records
     if count is None:
         return evaluate_server(task, settings, arrays)["loss"]
-    whole = _whole(task, settings)
+    whole = all_records(task, settings.data_root)
     held = order_of("train_records", len(whole.labels), settings.seed)[-count:]
     inputs = _inputs(task, whole.features[held])
     return _evaluated(task, settings, arrays, inputs, whole.labels[held])["loss"]

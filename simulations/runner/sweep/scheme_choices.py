@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.runner.complete_settings import own_parameters
 from flwr_privacy.simulations.settings.flat_values import flat_values
 from flwr_privacy.simulations.settings.run_settings import flat_table, with_scheme_parameters
@@ -29,7 +29,7 @@ def scheme_choices(schemes: Any) -> dict[str, dict[str, Any]]:
         given = {}
         for chosen in listed:
             if (label := _name_of(chosen, "schemes")) in given:
-                allowed = f"one scheme of that name; for two give {{label: ..., label: ...}}"
+                allowed = "one scheme of that name; for two give {label: ..., label: ...}"
                 raise InvalidParameterError("schemes", label, allowed)
             given[label] = chosen
     if not given:
