@@ -20,7 +20,7 @@ from flwr_privacy.simulations.settings.run_settings import Settings
 from .complete_settings import DEFAULT_CLIENTS
 from .progress import Progress
 
-__all__ = ["Engine", "carry_out", "model_bytes", "next_folder", "shown", "watched"]
+__all__ = ["Engine", "carry_out", "logged", "model_bytes", "next_folder", "shown", "watched"]
 
 APP = Path(__file__).parent.parent
 CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
@@ -175,6 +175,13 @@ def carry_out(
             )
             with kept(*runs, ends=False):
                 stack.enter_context(session)
+        pool = None
+        if engine.name == "inline":
+            from flwr_privacy.simulations.engines.inline.workers import WorkerPool  # brings Flower
+
+            workers = 0 if engine.workers in (None, 1) else engine.workers
+            pool = WorkerPool(CLIENT_APP, workers or 0)  # the processes take seconds to start
+            stack.callback(pool.close)
         for run in runs:
             with kept(run), (show or shown)(run):
                 run.begin()
@@ -183,11 +190,18 @@ def carry_out(
                 if session is not None:
                     session.run(APP, nodes=nodes, run_config=config)
                 else:
-                    with _logged(run):
-                        _inline(run, config, engine, nodes=nodes)
+                    with logged(run.log_path):
+                        _inline(run, config, engine, pool, nodes=nodes)
 
 
-def _inline(run: RunFolder, config: dict[str, str | bool], engine: Engine, *, nodes: int) -> None:
+def _inline(
+    run: RunFolder,
+    config: dict[str, str | bool],
+    engine: Engine,
+    pool: Any,
+    *,
+    nodes: int,
+) -> None:
     # Imported late: the apps bring torch, which no other command needs.
     from flwr_privacy.simulations.app.server_app import app
     from flwr_privacy.simulations.engines.inline import run_inline
@@ -202,18 +216,18 @@ def _inline(run: RunFolder, config: dict[str, str | bool], engine: Engine, *, no
         CLIENT_APP,
         nodes=nodes,
         run_config=config,
-        workers=0 if engine.workers in (None, 1) else engine.workers,
         state=state,
         insecure_seed=engine.test_seed,
         stack=engine.stack,
+        pool=pool,
     )
 
 
 @contextmanager
-def _logged(run: RunFolder) -> Iterator[None]:
-    """Send Flower's log to the run folder; the terminal shows the progress."""
+def logged(path: Path) -> Iterator[None]:
+    """Send Flower's log to a file; the terminal shows the progress."""
     logger = logging.getLogger("flwr")
-    handler = logging.FileHandler(run.log_path)
+    handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = logger.handlers
     logger.handlers = [handler]

@@ -175,6 +175,20 @@ class WorkerPool:
             os.unlink(path)
         files &= needed
 
+    def clear(self) -> None:
+        """Forget what a grid asked, whose answers nobody will take, before another asks."""
+        for request in self._waiting.values():
+            if request.future is not None:
+                request.future.cancel()
+            if request.files:
+                self._arrays.release(request.files)
+        for path in set().union(*self._of_states.values()):
+            os.unlink(path)
+        for worker in self._workers:
+            worker.waiting = 0
+        for table in (self._waiting, self._of_states, self._homes):
+            table.clear()
+
     def close(self) -> None:
         """Stop the processes."""
         for worker in self._workers:

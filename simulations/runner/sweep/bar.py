@@ -2,7 +2,7 @@
 
 import importlib.util
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -70,8 +70,14 @@ class SweepBar:
 
     @contextmanager
     def show(self, run: RunFolder) -> Iterator[None]:
-        """Show a run while the context is open."""
-        began, rounds, name = time.monotonic(), run.settings.rounds, run.path.name
+        """Show a run and its rounds while the context is open."""
+        with self.running(run.path.name, run.settings.rounds) as update, watched(run, update):
+            yield
+
+    @contextmanager
+    def running(self, name: str, rounds: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+        """Show a run while the context is open; what it gives takes the lines of the rounds."""
+        began = time.monotonic()
         started = self._bar.tasks[0].completed if self._bar is not None else 0
         accuracy: float | None = None
 
@@ -89,8 +95,8 @@ class SweepBar:
                     facts=", ".join(facts),
                 )
 
-        with watched(run, update):
-            yield
+        update({"round": 0})
+        yield update
         self._done += 1
         if self._bar is not None:  # a training may end before its last round
             self._bar.update(self._task, completed=started + rounds)

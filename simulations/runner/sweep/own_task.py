@@ -98,7 +98,7 @@ def _clients_of(data: Any) -> list[Pair]:
         return [_pair("data", data)]
     if not data:
         raise InvalidParameterError("data", data, "at least one client")
-    parts = []
+    parts: list[Pair] = []
     for client, own in enumerate(data):
         if not isinstance(own, tuple | list | torch.utils.data.Dataset):
             raise InvalidParameterError("data", f"a list of {type(own).__name__}", _FORM)
@@ -140,6 +140,9 @@ def _pair(name: str, value: Any) -> Pair:
         found = f"features of shape {features.shape} and labels of shape {labels.shape}"
         allowed = "(n, ...) features and (n,) labels, with n of at least 1"
         raise InvalidParameterError(name, found, allowed)
+    if features.dtype.kind == "f" and (bad := np.argwhere(~np.isfinite(features))).size:
+        value = f"{features[tuple(bad[0])]} in record {bad[0][0]}"
+        raise InvalidParameterError(f"{name}: features", value, "finite numbers")
     return features, labels
 
 
@@ -231,5 +234,5 @@ def _digest(*parts: NDArray[Any] | str) -> str:
             digest.update(part.encode())
         else:
             digest.update(f"{part.dtype}{part.shape}".encode())
-            digest.update(np.ascontiguousarray(part))
+            digest.update(np.ascontiguousarray(part).data)
     return digest.hexdigest()

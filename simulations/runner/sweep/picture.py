@@ -98,6 +98,9 @@ def _by_line(table: Any, *points: str) -> Any:
     swept = [name for name in table.columns if name not in measures]
     groups = table.groupby(["scheme", *swept], dropna=False, sort=False)
     for index, ((label, *values), own) in enumerate(groups):
-        told = [f"{n} {v:g}" if isinstance(v, float) else f"{n} {v}" for n, v in zip(swept, values)]
-        told = [text for text, value in zip(told, values) if value == value and value is not None]
+        told = [
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in zip(swept, values, strict=True)
+            if value is not None and value == value  # NaN: the scheme does not have it
+        ]
         yield Style(index), ", ".join([label, *told]), own

@@ -29,20 +29,23 @@ class Point:
         does not have.
     epsilon : float or None
         The budget that was asked for, also where it is a default; None without a budget.
-    settings : Settings
-        What is trained.
+    seed : int
+        Root of all draws.
+    settings : Settings, optional
+        What is trained; None for an app of the user's.
     """
 
     label: str
     swept: Mapping[str, Any]
     epsilon: float | None
-    settings: Settings
+    seed: int
+    settings: Settings | None = None
 
     @property
     def folder(self) -> str:
         """Name of the run's folder: ``udp-epsilon-2-seed-0``."""
         swept = [f"{key}-{_text(value)}" for key, value in self.swept.items()]
-        return "-".join([self.label.replace(" ", "-"), *swept, f"seed-{self.settings.seed}"])
+        return "-".join([self.label.replace(" ", "-"), *swept, f"seed-{self.seed}"])
 
 
 def points(
@@ -90,7 +93,9 @@ def points(
                     {**shared, **own, **full_keys, "seed": seed}, say=lambda line: None
                 )
                 epsilon = budget_of(build_strategy(settings, None))
-                found.append(Point(label=label, swept=swept, epsilon=epsilon, settings=settings))
+                found.append(
+                    Point(label=label, swept=swept, epsilon=epsilon, seed=seed, settings=settings)
+                )
     for key in [*sweep, *common]:
         if key not in used:
             value = list(sweep[key]) if key in sweep else common[key]
@@ -98,7 +103,7 @@ def points(
             allowed = f"nothing with {', '.join(schemes)}: {none}"
             raise InvalidParameterError(key, value, allowed)
     # What is broken off has all schemes with its first seeds.
-    return sorted(found, key=lambda point: list(seeds).index(point.settings.seed))
+    return sorted(found, key=lambda point: list(seeds).index(point.seed))
 
 
 def seeds_of(seeds: Any) -> list[int]:

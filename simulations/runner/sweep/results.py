@@ -35,8 +35,8 @@ class Results:
     def __init__(self, folder: Path, runs: Sequence[tuple[Point, RunFolder]]) -> None:
         self.folder = folder
         self._runs = tuple(runs)
-        names = dict.fromkeys(name for point, _ in self._runs for name in point.swept)
-        self.swept = tuple(names)
+        names = [name for point, _ in self._runs for name in point.swept if name != "scheme"]
+        self.swept = tuple(dict.fromkeys(names))
 
     @property
     def folders(self) -> list[Path]:
@@ -46,7 +46,11 @@ class Results:
     @property
     def cards(self) -> dict[str, PrivacyCard]:
         """The privacy card of each run, by the name of its folder."""
-        return {run.path.name: card for _, run in self._runs if (card := run.card) is not None}
+        return {
+            run.path.relative_to(self.folder).parts[0]: card
+            for _, run in self._runs
+            if (card := run.card) is not None
+        }
 
     @property
     def card(self) -> PrivacyCard:
@@ -178,7 +182,7 @@ class Results:
                     **{name: point.swept.get(name) for name in self.swept},
                     "scheme": point.label,
                     "epsilon": math.nan if point.epsilon is None else point.epsilon,
-                    "seed": point.settings.seed,
+                    "seed": point.seed,
                     "round": line["round"],
                     **{n: math.nan if value is None else value for n, value in metrics.items()},
                     "epsilon_spent": own.get("epsilon", math.nan),

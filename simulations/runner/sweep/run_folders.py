@@ -10,6 +10,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out
 from flwr_privacy.simulations.settings.effect import flat_settings
 from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.wire.files import write_text
 
 from .bar import SweepBar
@@ -32,7 +33,7 @@ def sweep_folder(out: str | Path | None, name: str) -> Path:
 
 
 def check_same_task(folder: Path, digests: Mapping[str, str]) -> None:
-    """Note what the runs of a folder train, or refuse what its earlier runs did not train.
+    """Refuse what the earlier runs of a folder did not train.
 
     Raises
     ------
@@ -45,13 +46,12 @@ def check_same_task(folder: Path, digests: Mapping[str, str]) -> None:
         if differing := [part for part in digests if before.get(part) != digests[part]]:
             allowed = f"another folder: its runs were made with other {', '.join(differing)}"
             raise InvalidParameterError("out", str(folder), allowed)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(dict(digests), indent=1) + "\n")
 
 
-def open_or_create(folder: Path, points: Sequence[Point], engine: Engine) -> list[RunFolder]:
-    """Return the folder of each run.
+def open_or_create(
+    folder: Path, points: Sequence[Point], engine: Engine, digests: Mapping[str, str]
+) -> list[RunFolder]:
+    """Return the folder of each run, and note beside them what they train.
 
     Raises
     ------
@@ -62,14 +62,18 @@ def open_or_create(folder: Path, points: Sequence[Point], engine: Engine) -> lis
         path = folder / point.folder
         if path.exists():
             _check_same(RunFolder.open(path), point)
-    return [
-        RunFolder(path)
-        if (path := folder / point.folder).exists()
-        else RunFolder.create(
-            path, point.settings, engine=engine.name, nodes=engine.nodes(point.settings)
-        )
-        for point in points
-    ]
+        engine.nodes(_settings_of(point))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / _TASK_FILE, json.dumps(dict(digests), indent=1) + "\n")
+    runs = []
+    for point in points:
+        path, settings = folder / point.folder, _settings_of(point)
+        if path.exists():
+            runs.append(RunFolder(path))
+            continue
+        nodes = engine.nodes(settings)
+        runs.append(RunFolder.create(path, settings, engine=engine.name, nodes=nodes))
+    return runs
 
 
 def carry_out_missing(runs: Sequence[RunFolder], engine: Engine, progress: bool | None) -> None:
@@ -96,7 +100,7 @@ def carry_out_missing(runs: Sequence[RunFolder], engine: Engine, progress: bool 
 
 
 def _check_same(run: RunFolder, point: Point) -> None:
-    there, asked = flat_settings(run.settings), flat_settings(point.settings)
+    there, asked = flat_settings(run.settings), flat_settings(_settings_of(point))
     differing = [
         f"{key} = {_told(there, key)} there and {_told(asked, key)} here"
         for key in dict.fromkeys([*there, *asked])
@@ -105,6 +109,12 @@ def _check_same(run: RunFolder, point: Point) -> None:
     if differing:
         allowed = f"another folder: the run in it has {'; '.join(differing)}"
         raise InvalidParameterError("out", str(run.path), allowed)
+
+
+def _settings_of(point: Point) -> Settings:
+    if point.settings is None:
+        raise TypeError("a run of an app has no settings")
+    return point.settings
 
 
 def _told(settings: Mapping[str, Any], key: str) -> str:

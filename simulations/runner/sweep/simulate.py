@@ -7,13 +7,15 @@ from typing import Any
 from torch import nn
 
 from flwr_privacy.clients.torch import Loss
-from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.errors import InvalidParameterError, check_integer
 from flwr_privacy.simulations.engines.ray_engine import RayResources
 from flwr_privacy.simulations.runner.complete_settings import DEFAULT_CLIENTS
 from flwr_privacy.simulations.runner.jobs import Engine
 from flwr_privacy.simulations.settings.run_settings import GIVEN, flat_table
 from flwr_privacy.simulations.tasks.offered import offered
+from flwr_privacy.simulations.tasks.task_list import Task
 
+from .own_apps import app_of, app_points, carry_out_app
 from .own_task import digests, own_task
 from .points import points, seeds_of, swept_values
 from .results import Results
@@ -25,10 +27,11 @@ __all__ = ["simulate"]
 
 def simulate(
     *,
-    model: nn.Module | Callable[[], nn.Module],
-    data: Any,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    data: Any = None,
     test: Any = None,
-    schemes: Any = "fedavg",
+    app: Any = None,
+    schemes: Any = None,
     clients: int | None = None,
     per_round: int | None = None,
     rounds: int = 10,
@@ -66,6 +69,10 @@ def simulate(
     test : (features, labels) or Dataset, optional
         Records on which every model is evaluated after each round. By default a fifth of `data` is
         held out, drawn once for all seeds: of each class, or of each client in a list.
+    app : (ClientApp or str, ServerApp), optional
+        In place of model and data, an app of your own. Its run configuration has ``seed``,
+        ``num-server-rounds``, `options` and one value of each list in `sweep`; its strategy is one
+        of this package, without a ``run_dir``. There is a node for each of the `clients`.
     schemes : str, strategy, mapping or list, default "fedavg"
         What to train under: names as `flwr-privacy run --scheme` has them, strategies such as
         ``UDP(privacy=UserLevel())``, or tables of the command line's settings such as
@@ -118,8 +125,8 @@ def simulate(
     Raises
     ------
     InvalidParameterError
-        If an argument is not allowed or has no effect, model, data and loss do not fit, or `out` has
-        runs with other settings. Nothing has been trained then.
+        If an argument is not allowed or has no effect, model, data and loss do not fit, or `out`
+        has runs with other settings. Nothing has been trained then.
     DataError
         If a client would have no data.
     FlwrPrivacyError
@@ -145,60 +152,106 @@ def simulate(
     ...     epsilon=[2, 8],
     ... )
     """
-    task = own_task(model, data, test=test, loss=loss, name=name)
-    if task.sizes is not None and clients not in (None, len(task.sizes)):
-        allowed = f"{len(task.sizes)}, the number of clients in the list of data"
-        raise InvalidParameterError("clients", clients, allowed)
-    if task.sizes is not None and partition is not None:
-        allowed = "nothing with a list of data, which is split already"
-        raise InvalidParameterError("partition", partition, allowed)
-    split = partition if isinstance(partition, Mapping) else {"kind": partition or "iid"}
-    common = {
-        "task": task.name,
-        "clients": len(task.sizes)
-        if task.sizes
-        else DEFAULT_CLIENTS
-        if clients is None
-        else clients,
-        "rounds": rounds,
-        **flat_table({"partition": {"kind": GIVEN} if task.sizes else split}),
-    }
-    chosen = {
-        "per_round": per_round,
+    place = _engine(engine, workers, gpus_per_client)
+    check_integer("rounds", rounds, minimum=1)
+    training = {
         "training.epochs": epochs,
         "training.batch_size": batch_size,
         "training.learning_rate": learning_rate,
     }
-    common |= {key: value for key, value in chosen.items() if value is not None}
-    swept = {key: swept_values(key, values) for key, values in (sweep or {}).items()}
-    more = flat_table(options or {})
-    _check_once(common, {} if epsilon is None else {"epsilon": epsilon}, more, swept)
-    if epsilon is not None:
-        swept = {"epsilon": swept_values("epsilon", epsilon), **swept}
-    place = Engine(
-        name=engine,
-        workers=workers,
-        resources=RayResources(gpus_per_client=gpus_per_client or 0.0),
-    )
-    if gpus_per_client is not None and engine != "ray":
-        allowed = f"nothing with the engine '{engine}': it is for engine='ray'"
+    swept, more = _swept(epsilon, sweep), _mapping("options", options)
+    folder, listed = sweep_folder(out, name), seeds_of(seeds)
+    try:
+        if app is not None:
+            of_model = {"model": model, "data": data, "test": test, "schemes": schemes}
+            of_model |= {"loss": loss, "per_round": per_round, "partition": partition, **training}
+            _check_app(place, of_model)
+            _check_once({"num-server-rounds": rounds}, more, swept)
+            planned = app_points({"num-server-rounds": rounds, **more}, swept, listed)
+            nodes = DEFAULT_CLIENTS if clients is None else clients
+            return carry_out_app(
+                app_of(app), planned, folder, clients=nodes, workers=workers, progress=progress
+            )
+        if model is None or data is None:
+            missing = "model" if model is None else "data"
+            raise InvalidParameterError(missing, None, "a model and data, or an app in their place")
+        task = own_task(model, data, test=test, loss=loss, name=name)
+        given = {
+            "task": task.name,
+            "rounds": rounds,
+            "per_round": per_round,
+            **_split(task, clients, partition),
+            **training,
+        }
+        common = {key: value for key, value in given.items() if value is not None}
+        _check_once(common, flat_table(more), swept)
+        common |= flat_table(more)
+        with offered(task, elsewhere=engine == "ray" or workers > 1):
+            chosen = scheme_choices("fedavg" if schemes is None else schemes)
+            runs = points(chosen, common=common, sweep=swept, seeds=listed)
+            trained = digests(task)
+            check_same_task(folder, trained)
+            folders = open_or_create(folder, runs, place, trained)
+            carry_out_missing(folders, place, progress)
+        return Results(folder, list(zip(runs, folders, strict=True)))
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(f"To go on, call simulate again with out={str(folder)!r}.")
+        raise
+
+
+def _swept(
+    epsilon: float | Sequence[float] | None, sweep: Mapping[str, Sequence[Any]] | None
+) -> dict[str, list[Any]]:
+    """Return the lists of values, those of epsilon first."""
+    listed = {key: swept_values(key, own) for key, own in _mapping("sweep", sweep).items()}
+    if epsilon is None:
+        return listed
+    if "epsilon" in listed:
+        raise InvalidParameterError("epsilon", epsilon, "nothing beside sweep['epsilon']")
+    return {"epsilon": swept_values("epsilon", epsilon), **listed}
+
+
+def _mapping(argument: str, value: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidParameterError(argument, value, "a mapping from names of settings")
+    return value or {}
+
+
+def _check_app(place: Engine, of_model: Mapping[str, Any]) -> None:
+    """Refuse what an app of the user's says itself."""
+    for argument, value in of_model.items():
+        if value is not None:
+            shown = argument.removeprefix("training.")
+            allowed = "nothing with an app, which says that itself; its run configuration: options"
+            raise InvalidParameterError(shown, type(value).__name__, allowed)
+    if place.name != "inline":
+        allowed = "'inline' with an app; on Ray an app is a folder, for `flwr run`"
+        raise InvalidParameterError("engine", place.name, allowed)
+
+
+def _engine(name: str, workers: int, gpus_per_client: float | None) -> Engine:
+    if gpus_per_client is not None and name != "ray":
+        allowed = f"nothing with the engine {name!r}: it is for engine='ray'"
         raise InvalidParameterError("gpus_per_client", gpus_per_client, allowed)
-    folder = sweep_folder(out, name)
-    with offered(task, elsewhere=engine == "ray" or workers > 1):
-        planned = points(
-            scheme_choices(schemes),
-            common={**common, **more},
-            sweep=swept,
-            seeds=seeds_of(seeds),
-        )
-        check_same_task(folder, digests(task))
-        runs = open_or_create(folder, planned, place)
-        try:
-            carry_out_missing(runs, place, progress)
-        except KeyboardInterrupt as interrupt:
-            interrupt.add_note(f"To go on, call simulate again with out={str(folder)!r}.")
-            raise
-    return Results(folder, list(zip(planned, runs, strict=True)))
+    resources = RayResources(gpus_per_client=gpus_per_client or 0.0)
+    return Engine(name=name, workers=workers, resources=resources)
+
+
+def _split(
+    task: Task, clients: int | None, partition: str | Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the settings of the clients and of what each of them has."""
+    if task.sizes is None:
+        split = partition if isinstance(partition, Mapping) else {"kind": partition or "iid"}
+        number = DEFAULT_CLIENTS if clients is None else clients
+        return {"clients": number, **flat_table({"partition": split})}
+    if clients not in (None, len(task.sizes)):
+        allowed = f"{len(task.sizes)}, the number of clients in the list of data"
+        raise InvalidParameterError("clients", clients, allowed)
+    if partition is not None:
+        allowed = "nothing with a list of data, which is split already"
+        raise InvalidParameterError("partition", partition, allowed)
+    return {"clients": len(task.sizes), "partition.kind": GIVEN}
 
 
 _ARGUMENTS = ("scheme", "seed", "task", "partition.kind")
