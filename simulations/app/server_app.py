@@ -18,6 +18,7 @@ from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.settings.schemes import scheme
 from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.simulations.tasks.lookup import check_same_task
 from flwr_privacy.simulations.tasks.vertical_tasks import (
     VerticalTask,
     server_model_of,
@@ -39,6 +40,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train, as the run's configuration says."""
     text = str(context.run_config["settings"])
     settings = Settings.from_toml(text)
+    check_same_task(settings.task, str(context.run_config.get("task-digest", "")))
     run_dir = str(context.run_config["run-dir"])
     if not run_dir:  # `flwr run`: nobody has looked at these settings before
         check_effect(settings, dotted(tomllib.loads(text)))

@@ -66,6 +66,7 @@ def deploy(
     """Train on a SuperLink and SuperNodes of this machine, with TLS and keys of their own."""
     from flwr_privacy.simulations.deployment import deploy as deployed
     from flwr_privacy.simulations.deployment.nodes import check_policy, members_of
+    from flwr_privacy.simulations.tasks.lookup import task_digest
 
     values = given(assignments, data_root, scheme=scheme, task=task, rounds=rounds, seed=seed)
     if accept_lost_rounds and resume is None:
@@ -96,6 +97,7 @@ def deploy(
             engine="deployed",
             nodes=len(members),
             test_seed=test_seed,
+            task_digest=task_digest(settings.task),
         )
         for line in told:
             typer.echo(line)

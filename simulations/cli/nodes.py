@@ -183,5 +183,9 @@ def doctor(
     settings = None
     if task is not None or clients is not None:
         chosen = {"task": task, "clients": clients}
+        if task is not None and ":" in task:
+            from flwr_privacy.simulations.tasks.lookup import search_current_folder  # brings torch
+
+            search_current_folder()
         settings = Settings().with_values({k: v for k, v in chosen.items() if v is not None})
     print_checks(diagnose(data_root, settings, database=database, certificate=certificate))

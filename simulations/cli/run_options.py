@@ -29,7 +29,11 @@ Scheme = Annotated[
     ),
 ]
 Task = Annotated[
-    str | None, typer.Option(help="Task, by default digits-mlp; all of them are listed below.")
+    str | None,
+    typer.Option(
+        help="Task, by default digits-mlp; all of them are listed below. Or one of your own, as "
+        "module:function in the current folder (docs/simulation.md)."
+    ),
 ]
 Rounds = Annotated[int | None, typer.Option(help="Learning rounds; by default 10.")]
 Seed = Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")]

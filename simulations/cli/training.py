@@ -147,12 +147,15 @@ def run(
         told: list[str] = []
         settings = settings_of(values, download=download, say=told.append)
         check_machine(where, settings)
+        from flwr_privacy.simulations.tasks.lookup import task_digest  # late: it brings torch
+
         folder = RunFolder.create(
             out or next_folder(RUNS, settings),
             settings,
             engine=where.name,
             nodes=where.nodes(settings),
             test_seed=test_seed,
+            task_digest=task_digest(settings.task),
         )
         for line in told:
             typer.echo(line)

@@ -15,7 +15,7 @@ from flwr_privacy.clients.node.context_store import ALLOW_UNPROTECTED
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number, refusals
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.simulations.engines.flower_processes import HOST, check_port
-from flwr_privacy.simulations.runner.jobs import APP, shown
+from flwr_privacy.simulations.runner.jobs import APP, check_task, shown
 from flwr_privacy.simulations.runner.progress import format_seconds
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
@@ -183,6 +183,7 @@ def deploy(
     """
     folder = run.path.resolve() / FOLDER
     with kept(run), shown(run):
+        check_task(run)
         run.begin()
         losses = _Losses(run, members, say)
         folder.mkdir(mode=0o700, exist_ok=True)

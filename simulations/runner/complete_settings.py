@@ -43,6 +43,11 @@ def settings_of(
     from flwr_privacy.simulations.settings import schemes
     from flwr_privacy.simulations.settings.effect import check_effect, dotted
     from flwr_privacy.simulations.tasks.data import load
+    from flwr_privacy.simulations.tasks.lookup import (
+        check_own_task,
+        is_reference,
+        search_current_folder,
+    )
     from flwr_privacy.simulations.tasks.partition import Description
     from flwr_privacy.simulations.tasks.tasks import check_data, task_of
     from flwr_privacy.simulations.tasks.vertical_tasks import VerticalTask
@@ -54,6 +59,8 @@ def settings_of(
             check_known(key, [*own, *(entry.name for entry in fields(Settings))])
     values = with_scheme_parameters(values, own)
     settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
+    if is_reference(settings.task):
+        search_current_folder()
     chosen = task_of(settings)
     if isinstance(chosen, VerticalTask):
         common = {"clients": chosen.clients, "rounds": chosen.rounds}
@@ -65,6 +72,7 @@ def settings_of(
             raise InvalidParameterError("--download", True, allowed)
         load(chosen.dataset, data_root=settings.data_root, download=True)
     found = check_data(settings)
+    check_own_task(chosen, settings.data_root)
     fewest = int(found.sizes.min()) if isinstance(found, Description) else None
     usual = schemes.scheme(settings.scheme).usual(settings.strategy, fewest)
     settings = replace(settings, strategy=usual)

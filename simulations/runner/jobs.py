@@ -20,7 +20,16 @@ from flwr_privacy.simulations.settings.run_settings import Settings
 from .complete_settings import DEFAULT_CLIENTS
 from .progress import Progress
 
-__all__ = ["Engine", "carry_out", "logged", "model_bytes", "next_folder", "shown", "watched"]
+__all__ = [
+    "Engine",
+    "carry_out",
+    "check_task",
+    "logged",
+    "model_bytes",
+    "next_folder",
+    "shown",
+    "watched",
+]
 
 APP = Path(__file__).parent.parent
 CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
@@ -103,8 +112,8 @@ class Engine:
 
 def next_folder(parent: Path, settings: Settings) -> Path:
     """Return a folder for a run that does not exist yet: ``fedavg-digits-mlp-1`` and so on."""
-    number = 1
-    while (path := parent / f"{settings.scheme}-{settings.task}-{number}").exists():
+    number, name = 1, f"{settings.scheme}-{settings.task.replace(':', '-')}"
+    while (path := parent / f"{name}-{number}").exists():
         number += 1
     return path
 
@@ -114,6 +123,24 @@ def model_bytes(settings: Settings) -> int:
     from flwr_privacy.simulations.app.server_app import initial_arrays  # late: it brings torch
 
     return sum(len(array.data) for array in initial_arrays(settings).values())
+
+
+def check_task(run: RunFolder) -> None:
+    """Refuse a run of a user's task that is not the one any more with which it has begun.
+
+    Raises
+    ------
+    CheckpointError, DataError, InvalidParameterError
+        As `flwr_privacy.simulations.tasks.lookup.check_same_task`.
+    """
+    if not (digest := run.task_digest):
+        return
+    # Imported late: torch takes seconds.
+    from flwr_privacy.simulations.tasks import lookup
+
+    if lookup.is_reference(name := run.settings.task):
+        lookup.search_current_folder()
+    lookup.check_same_task(name, digest)
 
 
 def check_machine(engine: Engine, settings: Settings) -> None:
@@ -161,6 +188,7 @@ def carry_out(
     """
     with kept(*runs, ends=False):
         for run in runs:
+            check_task(run)
             check_machine(engine, run.settings)
     with ExitStack() as stack:
         session: RaySession | None = None

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from flwr_privacy.clients.torch import Loss, cnn, linear, mlp
-from flwr_privacy.errors import InvalidParameterError, check_choice
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.settings.run_settings import TrainingSettings
 
 from .linear_tasks import (
@@ -20,10 +20,9 @@ from .linear_tasks import (
     half_squared_error,
     images_fourier,
 )
-from .offered import offered_task
 from .svm import LinearSVM, hinge, one_vs_rest, squared_hinge
 
-__all__ = ["TASKS", "Task", "task"]
+__all__ = ["TASKS", "Task"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -222,19 +221,3 @@ TASKS: dict[str, Task] = {
         ),
     )
 }
-
-
-def task(name: str) -> Task:
-    """Return the task of that name.
-
-    Raises
-    ------
-    InvalidParameterError
-        If there is none; the message puts the nearest names first.
-
-    Examples
-    --------
-    >>> task("digits-mlp").dataset
-    'digits'
-    """
-    return offered_task(name) or TASKS[check_choice("task", name, TASKS)]

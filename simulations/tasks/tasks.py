@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,13 +30,12 @@ from flwr_privacy.simulations.settings.run_settings import GIVEN, PartitionSetti
 from flwr_privacy.simulations.settings.schemes import scheme
 from flwr_privacy.wire.identity import derive_seed
 
-from .data import load
 from .linear_tasks import FEATURE_NORM, BoundedMap
-from .own_data import own_records
+from .lookup import all_records, is_reference, task
 from .partition import Description, describe, partition
 from .private_descent import descend_privately
 from .records import Dataset, drawn, order_of
-from .task_list import TASKS, Task, task
+from .task_list import TASKS, Task
 from .vertical_tasks import VERTICAL_TASKS, VerticalTask, check_vertical, vertical_task
 
 __all__ = [
@@ -62,19 +60,6 @@ __all__ = [
 ]
 
 Arrays = dict[str, NDArray[Any]]
-
-
-def all_records(task: Task, data_root: str | Path | None) -> Dataset:
-    """Return all records of a task; see `load` and `own_records` for the errors.
-
-    Parameters
-    ----------
-    task : Task
-        What is trained.
-    data_root : str or Path or None
-        Folder with the files of a task that does not bring its records.
-    """
-    return own_records(task) if task.dataset is None else load(task.dataset, data_root=data_root)
 
 
 def dataset(task: Task, settings: Settings) -> Dataset:
@@ -110,7 +95,7 @@ def task_of(settings: Settings) -> Task | VerticalTask:
     """
     name, vertical = settings.task, scheme(settings.scheme).vertical
     others, fitting = (TASKS, VERTICAL_TASKS) if vertical else (VERTICAL_TASKS, TASKS)
-    if name in others:
+    if name in others or (vertical and is_reference(name)):
         have = "columns of the same records" if vertical else "records of their own"
         allowed = f"a task for '{settings.scheme}', whose clients have {have}: {', '.join(fitting)}"
         raise InvalidParameterError("task", name, allowed)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from flwr_privacy.clients.torch import Loss, initialise
 from flwr_privacy.clients.torch.computing import one_thread
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.tasks.lookup import check_own_task
 from flwr_privacy.simulations.tasks.own_data import own_records
 from flwr_privacy.simulations.tasks.records import Dataset
 from flwr_privacy.simulations.tasks.task_list import Task
@@ -68,8 +69,7 @@ def own_task(
         sizes=tuple(len(own) for _, own in parts) if isinstance(data, list) else None,
         description="a model and data of simulate",
     )
-    records = own_records(task)
-    _check(task, records)
+    check_own_task(task, None)
     together = hashlib.sha256("".join(digests(task).values()).encode()).hexdigest()
     return Task(**{**vars(task), "name": f"{name}-{together[:_DIGEST]}"})
 
@@ -184,40 +184,6 @@ def _factory(model: Any) -> Callable[[], nn.Module]:
         allowed = "a torch module, or a function or class that makes one"
         raise InvalidParameterError("model", type(model).__name__, allowed)
     return model  # type: ignore[no-any-return]
-
-
-def _check(task: Task, records: Dataset) -> None:
-    """Try model and loss on some records."""
-    try:
-        model = initialise(task.model, 0)
-    except TypeError as error:
-        allowed = f"a function or class that makes the model without arguments ({error})"
-        raise InvalidParameterError("model", task.model, allowed) from error
-    if not isinstance(model, nn.Module):
-        allowed = "a function that returns a torch module"
-        raise InvalidParameterError("model", f"one that returns {type(model).__name__}", allowed)
-    shape = records.features.shape[1:]
-    try:
-        output, labels = _output(model, records)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        allowed = f"one that takes a batch of records of shape {shape} ({error})"
-        raise InvalidParameterError("model", type(model).__name__, allowed) from error
-    outputs = output.shape[1] if isinstance(output, torch.Tensor) and output.ndim == 2 else None
-    if outputs is None:
-        found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        allowed = f"one that returns (n, classes) outputs for n records of shape {shape}"
-        raise InvalidParameterError("model", f"one that returns {found}", allowed)
-    if outputs < records.classes:
-        allowed = f"at least {records.classes}: the largest label is {records.classes - 1}"
-        raise InvalidParameterError("model", f"{outputs} outputs", allowed)
-    try:
-        value = task.loss(output, labels)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        allowed = f"one that takes outputs {tuple(output.shape)} and labels ({error})"
-        raise InvalidParameterError("loss", task.loss, allowed) from error
-    if not isinstance(value, torch.Tensor) or value.ndim or not bool(torch.isfinite(value)):
-        allowed = "one that returns the mean loss of a batch, a finite number"
-        raise InvalidParameterError("loss", f"one that returns {value!r}", allowed)
 
 
 def _output(model: nn.Module, records: Dataset) -> tuple[Any, torch.Tensor]:
