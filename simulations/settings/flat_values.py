@@ -41,7 +41,8 @@ def flat_values(strategy: SchemeStrategy, *, defaults: bool = False) -> dict[str
     values = _values(strategy, defaults=False)
     # What a strategy found out by itself, from None, is not chosen.
     for entry in fields(kind):
-        if entry.default is None and entry.name in values:
+        chosen = entry.name in values and entry.name not in choices_of(kind)
+        if chosen and entry.default is None:
             without = {key: value for key, value in values.items() if key != entry.name}
             usual = strategy_of(kind, {**without, "secure_sum": strategy.secure_sum})
             if getattr(usual, entry.name) == values[entry.name]:

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -177,9 +177,17 @@ class WorkerPool:
 
     def clear(self) -> None:
         """Forget what a grid asked, whose answers nobody will take, before another asks."""
+        begun = [
+            request.future
+            for request in self._waiting.values()
+            if request.future is not None and not request.future.cancel()
+        ]
+        wait(begun)  # a process may be about to read its arrays
+        for future in begun:
+            if future.exception() is None:
+                for path in future.result()[1]:
+                    os.unlink(path)
         for request in self._waiting.values():
-            if request.future is not None:
-                request.future.cancel()
             if request.files:
                 self._arrays.release(request.files)
         for path in set().union(*self._of_states.values()):
