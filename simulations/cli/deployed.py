@@ -8,6 +8,7 @@ import typer
 from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import SEED_WARNING, next_folder
+from flwr_privacy.simulations.runner.loggers import logger_maker
 from flwr_privacy.simulations.runner.progress import how_it_ended
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
@@ -16,6 +17,7 @@ from .run_options import (
     AcceptLostRounds,
     Assignments,
     DataRoot,
+    Log,
     Out,
     Rounds,
     Scheme,
@@ -62,6 +64,7 @@ def deploy(
         Path | None, typer.Option(help="Resume the deployed run in this folder.")
     ] = None,
     accept_lost_rounds: AcceptLostRounds = False,
+    log: Log = None,
 ) -> None:
     """Train on a SuperLink and SuperNodes of this machine, with TLS and keys of their own."""
     from flwr_privacy.simulations.deployment import deploy as deployed
@@ -69,6 +72,8 @@ def deploy(
     from flwr_privacy.simulations.tasks.lookup import task_digest
 
     values = given(assignments, data_root, scheme=scheme, task=task, rounds=rounds, seed=seed)
+    if log is not None:
+        logger_maker(log)  # before there is a folder
     if accept_lost_rounds and resume is None:
         raise InvalidParameterError("--accept-lost-rounds", True, "--resume FOLDER beside it")
     if resume is not None:
@@ -117,12 +122,14 @@ def deploy(
                 say=typer.echo,
                 resume=resume is not None,
                 accept_lost_rounds=accept_lost_rounds,
+                log=log,
             )
         except KeyboardInterrupt:
             typer.echo(f"interrupted; all that was started is stopped\n{on}", err=True)
             raise
         except EngineError as error:
-            if InvalidParameterError.__name__ not in str(error):  # a setting, which a run keeps
+            whole = folder.summary["status"] == "completed"  # and its logger raised
+            if not whole and InvalidParameterError.__name__ not in str(error):  # a kept setting
                 error.add_note(on)
             raise
     for line in (*deployed.what_happened(folder), *how_it_ended(folder)):

@@ -13,6 +13,7 @@ __all__ = [
     "AcceptLostRounds",
     "Assignments",
     "DataRoot",
+    "Log",
     "Out",
     "Rounds",
     "Scheme",
@@ -56,6 +57,13 @@ AcceptLostRounds = Annotated[
         "--accept-lost-rounds",
         help="With --resume: go on from a checkpoint that is older than the run folder. The rounds "
         "that it lacks are given up; their charges stay on the privacy card.",
+    ),
+]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        help="Where to log the rounds: tensorboard:DIR, or a logger of your own as "
+        "module:function (docs/simulation.md)."
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")]

@@ -20,6 +20,7 @@ from flwr_privacy.simulations.runner.jobs import (
     check_machine,
     next_folder,
 )
+from flwr_privacy.simulations.runner.loggers import logger_maker
 from flwr_privacy.simulations.runner.progress import how_it_ended, planned_rounds
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
@@ -28,6 +29,7 @@ from .run_options import (
     AcceptLostRounds,
     Assignments,
     DataRoot,
+    Log,
     Out,
     Rounds,
     Scheme,
@@ -100,6 +102,7 @@ def run(
         Path | None, typer.Option(help="Resume the run in this folder from its checkpoint.")
     ] = None,
     accept_lost_rounds: AcceptLostRounds = False,
+    log: Log = None,
 ) -> None:
     """Train a scheme on a task and keep everything in a run folder."""
     where = Engine(
@@ -131,6 +134,8 @@ def run(
         seed=seed,
         **{"partition.kind": partition},
     )
+    if log is not None:
+        logger_maker(log)  # before there is a folder
     if accept_lost_rounds and resume is None:
         raise InvalidParameterError("--accept-lost-rounds", True, "--resume FOLDER beside it")
     if resume is not None:
@@ -172,6 +177,7 @@ def run(
                 where,
                 resume=resume is not None,
                 accept_lost_rounds=accept_lost_rounds,
+                log=log,
             )
     except KeyboardInterrupt:
         typer.echo(f"interrupted; to go on: flwr-privacy run --resume {folder.path}", err=True)

@@ -153,6 +153,7 @@ def deploy(
     say: Say = print,
     resume: bool = False,
     accept_lost_rounds: bool = False,
+    log: str | None = None,
 ) -> None:
     """Carry out a run on its own SuperLink and SuperNodes, and stop all of them afterwards.
 
@@ -174,6 +175,8 @@ def deploy(
         Whether to go on from the run's checkpoint, with the nodes' folders as they are.
     accept_lost_rounds : bool, default False
         Whether to go on from one that is older than the run's folder: see `LoopOptions`.
+    log : str, optional
+        What the rounds are logged to: see `flwr_privacy.simulations.runner.loggers.logger_maker`.
 
     Raises
     ------
@@ -182,7 +185,7 @@ def deploy(
         ends, the app fails, or the time is over.
     """
     folder = run.path.resolve() / FOLDER
-    with kept(run), shown(run):
+    with shown(run, log=log), kept(run):
         check_task(run)
         run.begin()
         losses = _Losses(run, members, say)

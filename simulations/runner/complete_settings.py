@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.settings.own_code import is_reference, search_current_folder
 from flwr_privacy.simulations.settings.run_settings import (
     Settings,
     check_known,
@@ -43,11 +44,7 @@ def settings_of(
     from flwr_privacy.simulations.settings import schemes
     from flwr_privacy.simulations.settings.effect import check_effect, dotted
     from flwr_privacy.simulations.tasks.data import load
-    from flwr_privacy.simulations.tasks.lookup import (
-        check_own_task,
-        is_reference,
-        search_current_folder,
-    )
+    from flwr_privacy.simulations.tasks.lookup import check_own_task
     from flwr_privacy.simulations.tasks.partition import Description
     from flwr_privacy.simulations.tasks.tasks import check_data, task_of
     from flwr_privacy.simulations.tasks.vertical_tasks import VerticalTask

@@ -14,10 +14,12 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_integ
 from flwr_privacy.simulations.engines.placement import Machine, check_cpus, check_gpus
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 from flwr_privacy.simulations.settings.metrics_file import follow
+from flwr_privacy.simulations.settings.own_code import is_reference, search_current_folder
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .complete_settings import DEFAULT_CLIENTS
+from .loggers import LoggedRounds
 from .progress import Progress
 
 __all__ = [
@@ -135,12 +137,11 @@ def check_task(run: RunFolder) -> None:
     """
     if not (digest := run.task_digest):
         return
-    # Imported late: torch takes seconds.
-    from flwr_privacy.simulations.tasks import lookup
+    from flwr_privacy.simulations.tasks.lookup import check_same_task  # late: it brings torch
 
-    if lookup.is_reference(name := run.settings.task):
-        lookup.search_current_folder()
-    lookup.check_same_task(name, digest)
+    if is_reference(name := run.settings.task):
+        search_current_folder()
+    check_same_task(name, digest)
 
 
 def check_machine(engine: Engine, settings: Settings) -> None:
@@ -164,27 +165,26 @@ def carry_out(
     *,
     resume: bool = False,
     accept_lost_rounds: bool = False,
+    log: str | None = None,
     show: Callable[[RunFolder], AbstractContextManager[None]] | None = None,
 ) -> None:
     """Carry out runs one after another on one engine.
 
     Parameters
     ----------
-    runs : list of RunFolder
-        The runs, at least one.
-    engine : Engine
-        Where they are carried out.
-    resume : bool, default False
-        Whether a run with a checkpoint goes on from it.
-    accept_lost_rounds : bool, default False
-        As of `LoopOptions`, for runs that go on.
+    runs, engine
+        What to carry out, and where.
+    resume, accept_lost_rounds : bool, default False
+        Whether to go on from the runs' checkpoints, and from older ones: see `LoopOptions`.
+    log : str, optional
+        What their rounds are logged to: see `flwr_privacy.simulations.runner.loggers.logger_maker`.
     show : callable, optional
-        Shows a run while its context is open; by default `shown`.
+        Shows a run while its context is open, in place of `shown`, which logs.
 
     Raises
     ------
     FlwrPrivacyError
-        If a run fails; its folder then says why.
+        If a run fails; its folder then says why. Also if the logger raised, once the run is over.
     """
     with kept(*runs, ends=False):
         for run in runs:
@@ -193,11 +193,10 @@ def carry_out(
     with ExitStack() as stack:
         session: RaySession | None = None
         if engine.name == "ray":
-            log = runs[0].log_path
             session = RaySession(
                 resources=engine.resources,
                 port=engine.port,
-                log_path=log,
+                log_path=runs[0].log_path,
                 test_seed=engine.test_seed,
                 stack=engine.stack,
             )
@@ -211,7 +210,7 @@ def carry_out(
             pool = WorkerPool(CLIENT_APP, workers or 0)  # the processes take seconds to start
             stack.callback(pool.close)
         for run in runs:
-            with kept(run), (show or shown)(run):
+            with show(run) if show else shown(run, log=log), kept(run):
                 run.begin()
                 config = run.app_config(resume=resume, accept_lost_rounds=accept_lost_rounds)
                 nodes = int(run.summary["nodes"])
@@ -267,31 +266,50 @@ def logged(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def shown(run: RunFolder) -> Iterator[None]:
-    """Show the progress of a run on standard output."""
-    with Progress(run.path.name, run.settings.rounds) as progress, watched(run, progress.update):
+def shown(run: RunFolder, *, log: str | None = None) -> Iterator[None]:
+    """Show the progress of a run on standard output, and log its rounds.
+
+    Raises
+    ------
+    FlwrPrivacyError
+        If the logger cannot be made; or it raised, at the end of a run that did not fail.
+    """
+    with (
+        Progress(run.path.name, run.settings.rounds) as progress,
+        watched(run, progress.update, log=log),
+    ):
         yield
 
 
 @contextmanager
-def watched(run: RunFolder, update: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
+def watched(
+    run: RunFolder, update: Callable[[Mapping[str, Any]], None], *, log: str | None = None
+) -> Iterator[None]:
     """Tell of the rounds while the app writes them, in whichever process it runs.
 
-    `update` gets the line of each round, in a thread of its own.
+    `update` gets the line of each round, in a thread of its own. The errors are those of `shown`.
     """
-    done = threading.Event()
+    done, opened = threading.Event(), threading.Event()
+    logged = LoggedRounds(log, run.path.resolve().name)
 
     def watch() -> None:
+        logged.open()
+        opened.set()
         told = -1  # a resumed run writes its earlier rounds again
         for line in follow(run.metrics_path, done.is_set):
+            logged.log(line)
             if line["round"] > told:
                 update(line)
                 told = line["round"]
+        logged.close()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
+        opened.wait()
+        logged.check()
         yield
     finally:
         done.set()
         watcher.join()
+    logged.check()

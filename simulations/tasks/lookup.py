@@ -5,13 +5,9 @@ A package installs tasks with an entry point of the group ``flwr_privacy.tasks``
 """
 
 import hashlib
-import importlib
-import os
 import re
-import sys
-import traceback
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_privacy.clients.torch import get_arrays, initialise
-from flwr_privacy.errors import CheckpointError, DataError, InvalidParameterError, check_choice
+from flwr_privacy.errors import CheckpointError, InvalidParameterError, check_choice
+from flwr_privacy.simulations.settings.own_code import call_own, is_reference, own_function
 
 from .data import load
 from .offered import offered_task
@@ -37,8 +34,6 @@ __all__ = [
     "check_own_task",
     "check_same_task",
     "installed_tasks",
-    "is_reference",
-    "search_current_folder",
     "task",
     "task_digest",
 ]
@@ -47,24 +42,6 @@ GROUP = "flwr_privacy.tasks"
 """Group of the entry points with which packages install tasks."""
 
 _PROBED = 8  # records that are put through a model before a run
-
-
-def search_current_folder() -> None:
-    """Let modules be imported from the current folder, here and in processes started from here.
-
-    It comes first, as it does for a script of that folder.
-    """
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if folder not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, *paths]))
-
-
-def is_reference(name: str) -> bool:
-    """Return whether a task's name has the form ``module:function``."""
-    return ":" in name
 
 
 def installed_tasks() -> dict[str, EntryPoint]:
@@ -153,12 +130,12 @@ def check_own_task(task: Task | VerticalTask, data_root: str | Path | None) -> N
         features, labels = np.concatenate([features, more[0]]), np.concatenate([labels, more[1]])
     if task.features is not None:
         features = task.features()(features).astype(np.float32)
-    model = _of_user(task.name, "model", partial(initialise, task.model, 0))
+    model = call_own("task", task.name, "its model", lambda: initialise(task.model, 0))
     if not isinstance(model, nn.Module) or not list(model.parameters()):
         allowed = "a model that is a torch.nn.Module with weights: a class, or a function"
         raise InvalidParameterError(f"task {task.name}: model", type(model).__name__, allowed)
     inputs, targets = torch.tensor(features), torch.tensor(labels)
-    outputs = _of_user(task.name, "model", lambda: model(inputs))
+    outputs = call_own("task", task.name, "its model", lambda: model(inputs))
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
         shape = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
         allowed = "scores of each class for a batch, (batch, classes)"
@@ -167,7 +144,7 @@ def check_own_task(task: Task | VerticalTask, data_root: str | Path | None) -> N
     if data.classes > (width := outputs.shape[1]):
         allowed = f"classes below {width}, the number of outputs of the model"
         raise InvalidParameterError(f"task {task.name}: labels", data.classes - 1, allowed)
-    loss = _of_user(task.name, "loss", lambda: task.loss(outputs, targets))
+    loss = call_own("task", task.name, "its loss", lambda: task.loss(outputs, targets))
     if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
         allowed = "the mean loss of a batch: a tensor without axes that depends on the weights"
         raise InvalidParameterError(f"task {task.name}: loss", type(loss).__name__, allowed)
@@ -218,59 +195,14 @@ def check_same_task(name: str, digest: str) -> None:
 @lru_cache(maxsize=8)
 def _called(reference: str, name: str) -> Task:
     """Return what the function of a reference returns."""
-    module_name, _, function_name = reference.partition(":")
-    if not re.fullmatch(r"\w+(\.\w+)*", module_name) or not function_name.isidentifier():
-        raise InvalidParameterError("task", name, "module:function, such as mytask:income")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        parents = module_name.split(".")
-        if error.name not in [".".join(parents[:n]) for n in range(1, len(parents) + 1)]:
-            raise _raised(name, "importing it", error) from error
-        allowed = f"a module that can be imported: there is no '{error.name}' in {Path.cwd()}, nor "
-        raise InvalidParameterError("task", name, f"{allowed}among the installed packages") from (
-            error
-        )
-    except Exception as error:  # whatever the user's module raises
-        raise _raised(name, "importing it", error) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        here = [key for key, value in vars(module).items() if _is_function_of(module_name, value)]
-        allowed = f"a function of {module_name} ({getattr(module, '__file__', None)})"
-        known = f"; it has {', '.join(here)}" if here else ""
-        raise InvalidParameterError("task", name, allowed + known)
-    try:
-        found = function()
-    except Exception as error:  # whatever the user's function raises
-        raise _raised(name, f"{function_name}()", error) from error
+    function = own_function("task" if name == reference else f"task {name}", reference)
+    found = call_own("task", name, f"{reference.partition(':')[2]}()", function)
     if not isinstance(found, Task):
-        allowed = "a function that returns a flwr_privacy.simulations.tasks.task_list.Task"
-        raise InvalidParameterError("task", name, f"{allowed} (it returns {_a(found)})")
+        it = "None" if found is None else type(found).__name__
+        allowed = f"a function that returns a {Task.__module__}.Task (it returns {it})"
+        raise InvalidParameterError("task", name, allowed)
     about = found.description or (function.__doc__ or "").strip().partition("\n")[0]
     return replace(found, name=name, description=about)
-
-
-def _is_function_of(module: str, value: Any) -> bool:
-    return callable(value) and getattr(value, "__module__", "") == module
-
-
-def _a(value: Any) -> str:
-    return "None" if value is None else f"{type(value).__name__}"
-
-
-def _raised(name: str, what: str, error: Exception) -> DataError:
-    """Return an error that names the place in the user's code."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    frames = [f for f in frames if "importlib" not in f.filename]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return DataError(f"task '{name}': {what} raised {type(error).__name__}: {error}{place}")
-
-
-def _of_user(name: str, part: str, call: Any) -> Any:
-    try:
-        return call()
-    except Exception as error:  # whatever the user's code raises
-        raise _raised(name, f"its {part}", error) from error
 
 
 def _some(features: Any, labels: Any, classes: int) -> tuple[Any, Any]:

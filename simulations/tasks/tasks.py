@@ -26,12 +26,13 @@ from flwr_privacy.clients.torch import (
     train_poisson,
 )
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.simulations.settings.own_code import is_reference
 from flwr_privacy.simulations.settings.run_settings import GIVEN, PartitionSettings, Settings
 from flwr_privacy.simulations.settings.schemes import scheme
 from flwr_privacy.wire.identity import derive_seed
 
 from .linear_tasks import FEATURE_NORM, BoundedMap
-from .lookup import all_records, is_reference, task
+from .lookup import all_records, task
 from .partition import Description, describe, partition
 from .private_descent import descend_privately
 from .records import Dataset, drawn, order_of

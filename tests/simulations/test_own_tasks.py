@@ -103,8 +103,9 @@ def test_a_report_runs_no_code_of_the_task(
 @pytest.mark.ray
 def test_it_is_trained_on_ray_by_two_workers(command: Command, own_folder: Path) -> None:
     ray = ("run", "--clients", "4", "--rounds", "2", "--workers", "2", "--out", "r")
-    done = command(*ray, "--task", task_in(own_folder))
+    done = command(*ray, "--task", task_in(own_folder), "--log", "tensorboard:events")
     assert done.returncode == 0, done.stderr
+    assert [*(own_folder / "events" / "r").iterdir()]
     assert RunFolder.open(own_folder / "r").rounds()[-1]["server"]["accuracy"] > 0.5
 
 

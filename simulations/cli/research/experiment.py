@@ -8,6 +8,7 @@ import typer
 from flwr_privacy.simulations.cli.operator_options import check_can_write
 from flwr_privacy.simulations.cli.run_options import DataRoot
 from flwr_privacy.simulations.runner.jobs import Engine
+from flwr_privacy.simulations.settings.own_code import search_current_folder
 
 __all__ = ["experiment", "replication"]
 
@@ -52,8 +53,6 @@ def experiment(
     from flwr_privacy.simulations.research.experiments.tables import tables
 
     if is_own_file(name):
-        from flwr_privacy.simulations.tasks.lookup import search_current_folder  # it brings torch
-
         search_current_folder()
         chosen, beside = own_experiment(Path(name), full=full), Path(name).with_suffix("")
     else:

@@ -8,13 +8,13 @@ import pytest
 from own_modules import OWN_TASK, own_folder, write_module
 
 from flwr_privacy.errors import CheckpointError, DataError, InvalidParameterError
+from flwr_privacy.simulations.settings.own_code import search_current_folder
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.tasks import tasks
 from flwr_privacy.simulations.tasks.lookup import (
     check_own_task,
     check_same_task,
     installed_tasks,
-    search_current_folder,
     task,
     task_digest,
 )
