@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import SEED_WARNING, next_folder
 from flwr_privacy.simulations.runner.loggers import logger_maker
 from flwr_privacy.simulations.runner.progress import how_it_ended
@@ -23,7 +24,6 @@ from .run_options import (
     Seed,
     Task,
     given,
-    settings_of,
 )
 
 __all__ = ["deploy"]

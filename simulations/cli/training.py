@@ -12,6 +12,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.engines.placement import Machine, crowded
 from flwr_privacy.simulations.engines.ray_engine import RayResources
 from flwr_privacy.simulations.reports.tree_nodes import read_tree
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import (
     SEED_WARNING,
     Engine,
@@ -35,7 +36,6 @@ from .run_options import (
     Seed,
     Task,
     given,
-    settings_of,
 )
 
 __all__ = ["run"]

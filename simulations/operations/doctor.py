@@ -11,7 +11,8 @@ from pathlib import Path
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError
 from flwr_privacy.simulations.engines.flower_processes import is_free
 from flwr_privacy.simulations.engines.placement import Machine, suggest
-from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, model_bytes
+from flwr_privacy.simulations.runner.complete_settings import DEFAULT_CLIENTS
+from flwr_privacy.simulations.runner.jobs import model_bytes
 from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .checks import (

@@ -3,10 +3,11 @@
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flwr_privacy.clients.node.node_settings import STACK_MODES
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
@@ -17,14 +18,23 @@ from flwr_privacy.simulations.settings.own_code import is_reference, search_curr
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
 
+from .complete_settings import DEFAULT_CLIENTS
 from .loggers import LoggedRounds
 from .progress import Progress
 
-__all__ = ["Engine", "carry_out", "check_task", "model_bytes", "next_folder", "shown"]
+__all__ = [
+    "Engine",
+    "carry_out",
+    "check_task",
+    "logged",
+    "model_bytes",
+    "next_folder",
+    "shown",
+    "watched",
+]
 
 APP = Path(__file__).parent.parent
 CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
-DEFAULT_CLIENTS = 20
 SEED_WARNING = (
     "WARNING: --test-seed: what the clients draw in secret, their noise above all, can be computed "
     "from the seed. Nothing is protected. For tests only."
@@ -156,6 +166,7 @@ def carry_out(
     resume: bool = False,
     accept_lost_rounds: bool = False,
     log: str | None = None,
+    show: Callable[[RunFolder], AbstractContextManager[None]] | None = None,
 ) -> None:
     """Carry out runs one after another on one engine.
 
@@ -167,6 +178,8 @@ def carry_out(
         Whether to go on from the runs' checkpoints, and from older ones: see `LoopOptions`.
     log : str, optional
         What their rounds are logged to: see `flwr_privacy.simulations.runner.loggers.logger_maker`.
+    show : callable, optional
+        Shows a run while its context is open, in place of `shown`, which logs.
 
     Raises
     ------
@@ -189,19 +202,33 @@ def carry_out(
             )
             with kept(*runs, ends=False):
                 stack.enter_context(session)
+        pool = None
+        if engine.name == "inline":
+            from flwr_privacy.simulations.engines.inline.workers import WorkerPool  # brings Flower
+
+            workers = 0 if engine.workers in (None, 1) else engine.workers
+            pool = WorkerPool(CLIENT_APP, workers or 0)  # the processes take seconds to start
+            stack.callback(pool.close)
         for run in runs:
-            with shown(run, log=log), kept(run):
+            with show(run) if show else shown(run, log=log), kept(run):
                 run.begin()
                 config = run.app_config(resume=resume, accept_lost_rounds=accept_lost_rounds)
                 nodes = int(run.summary["nodes"])
                 if session is not None:
                     session.run(APP, nodes=nodes, run_config=config)
                 else:
-                    with _logged(run):
-                        _inline(run, config, engine, nodes=nodes)
+                    with logged(run.log_path):
+                        _inline(run, config, engine, pool, nodes=nodes)
 
 
-def _inline(run: RunFolder, config: dict[str, str | bool], engine: Engine, *, nodes: int) -> None:
+def _inline(
+    run: RunFolder,
+    config: dict[str, str | bool],
+    engine: Engine,
+    pool: Any,
+    *,
+    nodes: int,
+) -> None:
     # Imported late: the apps bring torch, which no other command needs.
     from flwr_privacy.simulations.app.server_app import app
     from flwr_privacy.simulations.engines.inline import run_inline
@@ -216,18 +243,18 @@ def _inline(run: RunFolder, config: dict[str, str | bool], engine: Engine, *, no
         CLIENT_APP,
         nodes=nodes,
         run_config=config,
-        workers=0 if engine.workers in (None, 1) else engine.workers,
         state=state,
         insecure_seed=engine.test_seed,
         stack=engine.stack,
+        pool=pool,
     )
 
 
 @contextmanager
-def _logged(run: RunFolder) -> Iterator[None]:
-    """Send Flower's log to the run folder; the terminal shows the progress."""
+def logged(path: Path) -> Iterator[None]:
+    """Send Flower's log to a file; the terminal shows the progress."""
     logger = logging.getLogger("flwr")
-    handler = logging.FileHandler(run.log_path)
+    handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = logger.handlers
     logger.handlers = [handler]
@@ -240,35 +267,49 @@ def _logged(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def shown(run: RunFolder, *, log: str | None = None) -> Iterator[None]:
-    """Show and log the rounds while the app writes them, in whichever process it runs.
+    """Show the progress of a run on standard output, and log its rounds.
 
     Raises
     ------
     FlwrPrivacyError
         If the logger cannot be made; or it raised, at the end of a run that did not fail.
     """
+    with (
+        Progress(run.path.name, run.settings.rounds) as progress,
+        watched(run, progress.update, log=log),
+    ):
+        yield
+
+
+@contextmanager
+def watched(
+    run: RunFolder, update: Callable[[Mapping[str, Any]], None], *, log: str | None = None
+) -> Iterator[None]:
+    """Tell of the rounds while the app writes them, in whichever process it runs.
+
+    `update` gets the line of each round, in a thread of its own. The errors are those of `shown`.
+    """
     done, opened = threading.Event(), threading.Event()
     logged = LoggedRounds(log, run.path.resolve().name)
-    with Progress(run.path.name, run.settings.rounds) as progress:
 
-        def show() -> None:
-            logged.open()
-            opened.set()
-            shown = -1  # a resumed run writes its earlier rounds again
-            for line in follow(run.metrics_path, done.is_set):
-                logged.log(line)
-                if line["round"] > shown:
-                    progress.update(line)
-                    shown = line["round"]
-            logged.close()
+    def watch() -> None:
+        logged.open()
+        opened.set()
+        told = -1  # a resumed run writes its earlier rounds again
+        for line in follow(run.metrics_path, done.is_set):
+            logged.log(line)
+            if line["round"] > told:
+                update(line)
+                told = line["round"]
+        logged.close()
 
-        watcher = threading.Thread(target=show, daemon=True)
-        watcher.start()
-        try:
-            opened.wait()
-            logged.check()
-            yield
-        finally:
-            done.set()
-            watcher.join()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        opened.wait()
+        logged.check()
+        yield
+    finally:
+        done.set()
+        watcher.join()
     logged.check()

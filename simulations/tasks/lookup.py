@@ -22,6 +22,7 @@ from flwr_privacy.errors import CheckpointError, InvalidParameterError, check_ch
 from flwr_privacy.simulations.settings.own_code import call_own, is_reference, own_function
 
 from .data import load
+from .offered import offered_task
 from .own_data import own_records
 from .records import Dataset
 from .task_list import TASKS, Task
@@ -67,7 +68,8 @@ def task(name: str) -> Task:
     Parameters
     ----------
     name : str
-        Name of a built-in or installed task, or ``module:function``.
+        Name of a built-in or installed task, ``module:function``, or the name of a task that is
+        offered to this process.
 
     Raises
     ------
@@ -82,6 +84,8 @@ def task(name: str) -> Task:
     """
     if name in TASKS:
         return TASKS[name]
+    if (offered := offered_task(name)) is not None:
+        return offered
     if is_reference(name):
         return _called(name, name)
     installed = installed_tasks()

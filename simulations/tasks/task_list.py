@@ -40,6 +40,9 @@ class Task:
     test : pair of arrays, optional
         Test records and their classes, on which the server evaluates the model. Without them it
         evaluates nothing.
+    sizes : tuple of int, optional
+        Records of each client, where `data` has them one client after the other; the partition of
+        the settings is then "given". By default the settings say how the records are split.
     dataset : str, optional
         In place of `data`, a name of `flwr_privacy.simulations.tasks.data.load`.
     name : str, default "own task"
@@ -69,6 +72,7 @@ class Task:
     model: Callable[[], nn.Module]
     data: tuple[ArrayLike, ArrayLike] | None = None
     test: tuple[ArrayLike, ArrayLike] | None = None
+    sizes: tuple[int, ...] | None = None
     dataset: str | None = None
     name: str = "own task"
     description: str = ""

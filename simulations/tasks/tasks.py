@@ -27,7 +27,7 @@ from flwr_privacy.clients.torch import (
 )
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.simulations.settings.own_code import is_reference
-from flwr_privacy.simulations.settings.run_settings import PartitionSettings, Settings
+from flwr_privacy.simulations.settings.run_settings import GIVEN, PartitionSettings, Settings
 from flwr_privacy.simulations.settings.schemes import scheme
 from flwr_privacy.wire.identity import derive_seed
 
@@ -69,8 +69,13 @@ def dataset(task: Task, settings: Settings) -> Dataset:
     Raises
     ------
     InvalidParameterError
-        If the settings ask for more records than there are.
+        If the settings ask for more records than there are, or for some of those of clients that
+        are given.
     """
+    for name in ("train_records", "validation_records"):
+        if task.sizes is not None and getattr(settings, name) is not None:
+            allowed = "nothing with data that is given client by client: all of it is trained on"
+            raise InvalidParameterError(name, getattr(settings, name), allowed)
     return drawn(
         all_records(task, settings.data_root),
         settings.train_records,
@@ -123,7 +128,7 @@ def check_data(settings: Settings) -> Description | str | None:
     data = dataset(chosen, settings)
     if settings.clients is None:
         return None
-    return describe(data.labels, _parts(data, settings.clients, settings.partition, settings.seed))
+    return describe(data.labels, _split(chosen, data, settings, settings.clients))
 
 
 def is_tested(task: Task, settings: Settings) -> bool:
@@ -170,9 +175,7 @@ def client_data(
     check_integer("clients", clients, minimum=1)
     check_integer("client", index, minimum=0, maximum=clients - 1)
     data = dataset(task, settings)
-    part = partition(data.labels, clients=clients, settings=settings.partition, seed=settings.seed)[
-        index
-    ]
+    part = _split(task, data, settings, clients)[index]
     return data.features[part], data.labels[part]
 
 
@@ -190,7 +193,7 @@ def client_sizes(task: Task, settings: Settings) -> dict[str, int]:
         allowed = "the number of simulated clients, whose data are known here"
         raise InvalidParameterError("clients", None, allowed)
     data = dataset(task, settings)
-    parts = _parts(data, settings.clients, settings.partition, settings.seed)
+    parts = _split(task, data, settings, settings.clients)
     return {str(index): len(part) for index, part in enumerate(parts)}
 
 
@@ -416,6 +419,21 @@ def _evaluated(
     labels: NDArray[np.int64],
 ) -> dict[str, float]:
     return evaluate(_model(task, settings, arrays), features, labels, loss=task.loss)
+
+
+def _split(task: Task, data: Dataset, settings: Settings, clients: int) -> list[NDArray[np.int64]]:
+    """Return the places of each client's records: by the partition, or as the task has them."""
+    given = settings.partition.kind == GIVEN
+    if given != (task.sizes is not None):
+        allowed = f"'{GIVEN}'" if task.sizes else "a split: the task's data is not by client"
+        raise InvalidParameterError("partition", settings.partition.kind, allowed)
+    if task.sizes is None:
+        return _parts(data, clients, settings.partition, settings.seed)
+    if clients != len(task.sizes):
+        allowed = f"{len(task.sizes)}, the clients that the data is of"
+        raise InvalidParameterError("clients", clients, allowed)
+    ends = np.cumsum(task.sizes)
+    return np.split(np.arange(ends[-1]), ends[:-1])
 
 
 @lru_cache(maxsize=8)

@@ -10,8 +10,8 @@ import typer
 from click.core import ParameterSource
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
-from flwr_privacy.simulations.cli.run_options import Assignments, settings_of
-from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS
+from flwr_privacy.simulations.cli.run_options import Assignments
+from flwr_privacy.simulations.runner.complete_settings import DEFAULT_CLIENTS, settings_of
 from flwr_privacy.simulations.settings.run_settings import parse_assignments
 
 if TYPE_CHECKING:
