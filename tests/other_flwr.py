@@ -1,7 +1,7 @@
 """Runs some tests on the oldest or the newest flwr: `python -m tests.other_flwr oldest`.
 
-The environment `.venv-oldest` or `.venv-newest` has that flwr, and what it needs in another version.
-Everything else comes from the environment that runs this.
+`.venv-oldest` or `.venv-newest` has that flwr, and what it needs in other versions.
+All else comes from the environment that runs this.
 """
 
 import re

@@ -12,9 +12,9 @@ from flwr.cli.app import app as flwr
 from typer.testing import CliRunner
 
 from flwr_privacy import __version__
-from flwr_privacy.simulations.cli.entry import EXTRAS
+from flwr_privacy.simulations.cli.entry import EXTRAS, main
 from flwr_privacy.simulations.operations.checks import FIRST_FLWR_TOO_NEW, OLDEST_FLWR
-from tests.shared.imports import ROOT
+from tests.shared.imports import ROOT, foreign, reached
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
@@ -81,6 +81,40 @@ def test_the_command_line_knows_what_the_extras_bring() -> None:
             assert name in told | base | {"rich"}, f"{name} of {extra}"
 
 
+@pytest.mark.parametrize(
+    ("module", "extra"), [("torch.nn", "simulation"), ("opacus", "dp-sgd"), ("flwr", None)]
+)
+def test_a_command_names_the_extra_that_it_lacks(
+    module: str,
+    extra: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def needs_it() -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr("flwr_privacy.simulations.cli.entry._app", needs_it)
+    with pytest.raises(SystemExit if extra else ModuleNotFoundError) as raised:
+        main()
+    if extra:
+        package = module.partition(".")[0]
+        told = f"error: {package} is not installed: pip install 'flwr-privacy[{extra}]'\n"
+        assert capsys.readouterr().err == told
+        assert raised.value.code == 4
+
+
+def test_the_noise_of_udp_is_planned_without_an_extra() -> None:
+    packages = {package for brought in EXTRAS.values() for package in brought}
+    for module in ("formulas", "rival_noise", "udp_run"):
+        assert not foreign_of_all(f"flwr_privacy.simulations.calibration.{module}") & packages
+
+
+def foreign_of_all(module: str) -> set[str]:
+    """Return the packages that a module and those that it imports bring."""
+    return {name for one in reached({module}) for name in foreign(one)}
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # in flwr
 @pytest.mark.parametrize("app", APPS, ids=[app.name for app in APPS])
 def test_an_app_is_built_in_format_1_with_its_licence_and_no_warning(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
