@@ -52,7 +52,7 @@ CALIBRATE = "calibrate --unit record --epsilon 8 --rounds 20 --records 1200"
 WORKS = {
     "--help": "Federated learning schemes for Flower",
     "--version": "0.",
-    "verify --help": "Verify",
+    "verify --help": "Usage: flwr-privacy verify",
     CALIBRATE: "A run with noise=gdp_fixed: noise multiplier",
     "calibrate mspdq-ldp --epsilon 10": "noise: standard deviation",
 }
