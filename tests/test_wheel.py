@@ -54,7 +54,6 @@ WORKS = {
     "--version": "0.",
     "verify --help": "Usage: flwr-privacy verify",
     CALIBRATE: "A run with noise=gdp_fixed: noise multiplier",
-    "calibrate mspdq-ldp --epsilon 10": "noise: standard deviation",
 }
 """What a command prints that pip's installation without extras suffices for."""
 NEEDS = {
