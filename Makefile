@@ -13,7 +13,7 @@ LONG = $(shell grep -rl "mark\.long" tests --include='test_*.py')
 # Two processes, and what each prints together, where make knows that (GNU make 4).
 BOTH = $(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: demo test test-deploy check bench bench-scale clean
+.PHONY: demo test test-deploy test-oldest test-newest check bench bench-scale clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): about 2 GB, some minutes."
@@ -43,6 +43,10 @@ all-%: $(STAMP)
 all-long: all-ray
 	$(BIN)/pytest -m long $(LONG)
 
+# Some tests on the oldest and on the newest flwr that pyproject.toml allows.
+test-oldest test-newest: test-%: $(STAMP)
+	$(BIN)/python -m tests.other_flwr $*
+
 # mypy does not follow setuptools' package-dir mapping, so it sees the packages through links.
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -61,4 +65,4 @@ bench-scale: $(STAMP)
 	$(BIN)/python -m benchmarks.simulators.scale
 
 clean:
-	rm -rf $(VENV) build runs *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest build dist runs *.egg-info

@@ -13,16 +13,15 @@ from flwr_privacy.acfl.plan import ACFLPlan
 from flwr_privacy.acfl.terms import RECORD
 from flwr_privacy.central_dp.sensitivity import SERVER
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.evaluation import PrivateEvaluation
 from flwr_privacy.m2fdp.tree.exchanges import boundary_tier
 from flwr_privacy.simulations.app.server_app import build_strategy, initial_arrays
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.strategies import ACFL, M2FDP, UDP, CentralDP
-from flwr_privacy.strategies.udp.option_checks import check_evaluated
-from flwr_privacy.udp import DPSGD, RecordLevel, UserLevel
-from flwr_privacy.udp.plan import UDPPlan
+from flwr_privacy.udp import DPSGD
 
-__all__ = ["PlannedCharges", "planned_charges", "report", "run_plan"]
+from .udp_run import run_plan
+
+__all__ = ["PlannedCharges", "planned_charges", "report"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,46 +100,6 @@ def planned_charges(settings: Settings) -> list[PlannedCharges]:
         return list(_by_boundary(strategy, rounds))
     allowed = "noise that is planned in advance, and so no m2fdp with control"
     raise InvalidParameterError("scheme", settings.scheme, allowed)
-
-
-def run_plan(
-    privacy: UserLevel | RecordLevel | DPSGD,
-    evaluation: PrivateEvaluation | None = None,
-    *,
-    rounds: int,
-    q: float,
-    evaluation_q: float = 1.0,
-) -> UDPPlan:
-    """Return the plan of a run of UDP without a secure sum.
-
-    Parameters
-    ----------
-    privacy : UserLevel, RecordLevel or DPSGD
-        What is protected, with its budget.
-    evaluation : PrivateEvaluation, optional
-        What clients say of the model; by default nothing.
-    rounds : int
-        Rounds.
-    q, evaluation_q : float
-        Fractions of the clients that are asked in a round, and in an evaluation.
-
-    Raises
-    ------
-    InvalidParameterError
-        If the evaluation does not go with what is protected.
-    """
-    check_evaluated(privacy, None, evaluation)
-    asked = 0.0 if evaluation is None else evaluation_q
-    return UDPPlan(
-        privacy,
-        None,
-        (),
-        evaluation,
-        rounds=rounds,
-        q=q,
-        evaluation_q=asked,
-        cohorts=UDP.client_sampling,
-    )
 
 
 def _shape(model: NDArray[Any]) -> dict[str, int]:

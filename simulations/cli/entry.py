@@ -5,13 +5,27 @@ import sys
 
 import typer
 
-from flwr_privacy.errors import FlwrPrivacyError
+from flwr_privacy.errors import EngineError, FlwrPrivacyError
 
-__all__ = ["main"]
+__all__ = ["EXTRAS", "main"]
+
+EXTRAS = {
+    "simulation": (
+        *("flwr_datasets", "galois", "greenlet", "jinja2", "matplotlib", "pandas", "PIL", "ray"),
+        *("sklearn", "threadpoolctl", "torch"),
+    ),
+    "vision": ("torchvision",),
+    "adapters": ("peft",),
+    "dp-sgd": ("opacus",),
+}
+"""The extras of the distribution, and the packages that Python imports from them."""
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user prints one line and sets the exit code."""
+    """Run the command line; a mistake of the user prints one line and sets the exit code.
+
+    A command that needs an extra which is not installed says which.
+    """
     # Pictures are drawn into files. Matplotlib refuses to start where a notebook's backend, which
     # is not needed for that, is set and not installed.
     os.environ["MPLBACKEND"] = "agg"
@@ -22,6 +36,14 @@ def main() -> None:
         for note in getattr(error, "__notes__", ()):
             typer.echo(note, err=True)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = next((name for name, brought in EXTRAS.items() if package in brought), None)
+        if extra is None:
+            raise
+        advice = f"pip install 'flwr-privacy[{extra}]'"
+        typer.echo(f"error: {package} is not installed: {advice}", err=True)
+        sys.exit(EngineError.exit_code)
 
 
 def _app() -> typer.Typer:

@@ -25,7 +25,7 @@ def accuracy(app: Path, apps: Apps) -> float:
 
 def copied(folder: Path) -> Path:
     """Copy a quickstart, as the page does."""
-    return Path(shutil.copytree(QUICKSTARTS / "pytorch_message", folder / "pytorch_message"))
+    return Path(shutil.copytree(QUICKSTARTS / "pytorch-message", folder / "pytorch-message"))
 
 
 def test_the_first_private_run_succeeds(command: Command, apps: Apps, tmp_path: Path) -> None:
@@ -34,12 +34,12 @@ def test_the_first_private_run_succeeds(command: Command, apps: Apps, tmp_path: 
     assert accuracy(app, apps) > LEARNED  # the app as it is
 
     # What UDP would make of it is said before a round, with what helps.
-    udp = command("check", "pytorch_message", "--scheme", "udp", "--clients", str(NODES))
+    udp = command("check", "pytorch-message", "--scheme", "udp", "--clients", str(NODES))
     assert udp.returncode == 0, udp.stderr
     assert "expect chance accuracy; at least" in udp.stdout
     assert "- metrics of the clients' training (train_loss) do not leave the nodes" in udp.stdout
 
-    summed = ("check", "pytorch_message", "--scheme", "fedavg", "--secure-sum")
+    summed = ("check", "pytorch-message", "--scheme", "fedavg", "--secure-sum")
     applied = command(*summed, "--apply")
     assert applied.returncode == 0, applied.stderr
     assert "applied: 2 files are changed" in applied.stdout
@@ -49,7 +49,7 @@ def test_the_first_private_run_succeeds(command: Command, apps: Apps, tmp_path: 
 
     # The other scheme is refused as long as this one is there, and no file changes.
     before = {path: path.read_bytes() for path in app.rglob("*.py")}
-    refused = command("check", "pytorch_message", "--scheme", "udp", "--no-run", "--apply")
+    refused = command("check", "pytorch-message", "--scheme", "udp", "--no-run", "--apply")
     assert refused.returncode == 8
     assert "already" in refused.stderr
     assert {path: path.read_bytes() for path in app.rglob("*.py")} == before
@@ -70,7 +70,7 @@ def test_the_changed_app_runs_with_flwr_run(
     session: RaySession, command: Command, apps: Apps, tmp_path: Path
 ) -> None:
     app = copied(tmp_path)
-    applied = command("check", "pytorch_message", "--scheme", "mspdq", "--secure-sum", "--apply")
+    applied = command("check", "pytorch-message", "--scheme", "mspdq", "--secure-sum", "--apply")
     assert applied.returncode == 0, applied.stderr
     model = {"model-path": str(app / "final_model.pt")}
     session.run(app, nodes=NODES, run_config=model, timeout=180)

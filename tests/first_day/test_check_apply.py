@@ -36,8 +36,8 @@ FITTING = {
     "batchnorm_numpy": ALL - {"m2fdp"},  # its on_fit_config_fn
     "own_start": {"fedavg", "udp", "central-dp"},  # no several exchanges, no secure sum
     "vertical": frozenset(),
-    "pytorch_message": ALL | set(RECORD),
-    "pytorch_numpy": ALL | set(RECORD),
+    "pytorch-message": ALL | set(RECORD),
+    "pytorch-numpy": ALL | set(RECORD),
 }
 REASONS = {
     "own_start": "start of its own",

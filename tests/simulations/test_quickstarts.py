@@ -25,7 +25,7 @@ LEARNED = 0.6  # guessing gives 0.1
 
 def app_with(kind: str, scheme: str | None, folder: Path) -> Path:
     """Copy a quickstart, as a user does, and apply the blocks for a scheme."""
-    app = Path(shutil.copytree(QUICKSTARTS / f"pytorch_{kind}", folder / f"{kind}-{scheme}"))
+    app = Path(shutil.copytree(QUICKSTARTS / f"pytorch-{kind}", folder / f"{kind}-{scheme}"))
     if scheme is None:
         return app
     server = [*(["server-fn"] if kind == "numpy" else []), f"server-{scheme}"]
@@ -37,7 +37,7 @@ def app_with(kind: str, scheme: str | None, folder: Path) -> Path:
 
 
 def task_of(kind: str) -> ModuleType:
-    path = QUICKSTARTS / f"pytorch_{kind}" / f"{kind}_app" / "task.py"
+    path = QUICKSTARTS / f"pytorch-{kind}" / f"{kind}_app" / "task.py"
     spec = importlib.util.spec_from_file_location(f"task_of_{kind}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -94,7 +94,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quickstart_knows_nothing_of_this_library(kind: str) -> None:
     files = [
-        path for path in (QUICKSTARTS / f"pytorch_{kind}").rglob("*.*") if path.suffix != ".pyc"
+        path for path in (QUICKSTARTS / f"pytorch-{kind}").rglob("*.*") if path.suffix != ".pyc"
     ]
     assert {path.name for path in files} >= {"pyproject.toml", "client_app.py", "server_app.py"}
     for path in files:

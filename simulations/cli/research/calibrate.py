@@ -95,7 +95,7 @@ def calibrate(
         return typer.echo(text)
     from flwr_privacy.simulations.calibration.formulas import calibrate as formulas
     from flwr_privacy.simulations.calibration.formulas import legend, table
-    from flwr_privacy.simulations.calibration.run_noise import run_plan
+    from flwr_privacy.simulations.calibration.udp_run import run_plan
     from flwr_privacy.udp import RecordLevel, UserLevel, sensitivity
 
     unit = check_choice("unit", unit, _USED)
