@@ -29,7 +29,11 @@ maximum_signature_line_length = 70
 toc_object_entries = False  # hundreds of entries
 
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 180
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(Path(__file__).parents[1] / "build" / "notebooks")
+nb_execution_in_temp = True
+nb_merge_streams = True
 
 html_theme = "furo"
 html_title = "flwr-privacy"

@@ -87,7 +87,9 @@ def constant_text(package: str, name: str) -> list[str]:
     module = ModuleAnalyzer.for_module(package)
     for node in ast.walk(ast.parse(module.code)):
         if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
-            parent = package if module.srcname.endswith("__init__.py") else package.rpartition(".")[0]
+            parent = (
+                package if module.srcname.endswith("__init__.py") else package.rpartition(".")[0]
+            )
             return constant_text(resolve_name("." * node.level + str(node.module), parent), name)
     text = module.find_attr_docs().get(("", name), [])
     if not text:
