@@ -37,3 +37,6 @@ nb_merge_streams = True
 
 html_theme = "furo"
 html_title = "flwr-privacy"
+html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]

@@ -67,14 +67,26 @@ def complete(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: l
     names = [(other, home) for (package, other), home in homes().items() if package == name]
     if what != "module":
         return
-    links = [f":py:obj:`~{home}.{other}`" for other, home in names if home != name]
-    if links:
-        lines += ["", f"Documented elsewhere, and importable from here: {', '.join(links)}."]
+    for text, here in (("On this page", True), ("Importable from here, too", False)):
+        places = [(other, home) for other, home in names if (home == name) == here]
+        links = [f":py:obj:`~{home}.{other}`" for other, home in places]
+        if links:
+            lines += ["", f"{text}: {', '.join(links)}."]
     for other, home in names:
         if home == name and is_constant(value := getattr(obj, other)):
             shown = [f"   :value: {value!r}"] if isinstance(value, str | int | float) else []
             text = [f"   {line}" for line in constant_text(name, other)]
             lines += ["", f".. py:data:: {other}", *shown, "", *text, ""]
+
+
+def shorten(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """Show a default that is an object of ours as a call without arguments."""
+    if not signature:
+        return None
+    short = re.sub(r"=(\w+)\((?:[^()]|\([^()]*\))*\)", r"=\1()", signature)
+    return short.replace("=<factory>", "=..."), returns
 
 
 def is_constant(value: Any) -> bool:
@@ -134,6 +146,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect the above to Sphinx."""
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-docstring", complete)
+    app.connect("autodoc-process-signature", shorten)
     app.connect("env-check-consistency", missing)
     app.connect("source-read", link_root)
     app.connect("doctree-read", link_names)
