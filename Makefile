@@ -13,12 +13,12 @@ LONG = $(shell grep -rl "mark\.long" tests --include='test_*.py')
 # Two processes, and what each prints together, where make knows that (GNU make 4).
 BOTH = $(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: demo test test-deploy test-oldest test-newest check bench bench-scale clean
+.PHONY: demo test test-deploy test-oldest test-newest check docs bench bench-scale clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): about 2 GB, some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[simulation,dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[simulation,dev,docs]"
 	touch $@
 
 demo: $(STAMP)
@@ -56,6 +56,11 @@ check: $(STAMP)
 		build/typing/flwr_privacy/
 	cd build/typing && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
 	$(BIN)/pytest --quiet --doctest-modules flwr_privacy strategies clients simulations
+
+# The site, in build/docs. Links to pages and anchors that do not exist, public names without an entry
+# and notebooks that fail are errors.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx --jobs 2 --fail-on-warning --keep-going --quiet docs build/docs
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -21,6 +21,7 @@ __all__ = [
 GAUSSIAN, LAPLACE = "gaussian", "laplace"
 
 ADD_REMOVE, REPLACE_ONE, ZERO_OUT = "add_remove", "replace_one", "zero_out"
+"""The relations, one by one; see `RELATIONS`."""
 
 RELATIONS = (ADD_REMOVE, REPLACE_ONE, ZERO_OUT)
 """Which data sets are neighbours of a data set.

@@ -44,6 +44,8 @@ EVENT = "event"
 """Under this name the noise of an aggregator is drawn and its releases are charged."""
 
 UP, NOISED, DOWN = "up", "noised", "down"
+"""The ways of an average, one by one; see `WAYS`."""
+
 WAYS = (UP, NOISED, DOWN)
 """Where an average goes: sealed to the parent, noised to everybody, sealed to the children."""
 
@@ -159,8 +161,7 @@ class M2FDPTerms(_Released):
 
     Parameters
     ----------
-    unit, noise_multiplier, epsilon, delta, grid, period, law, growth, depth, sampling,
-    keep_back
+    unit, noise_multiplier, epsilon, delta, grid, period, law, growth, depth, sampling, keep_back
         Of the noised release that this training goes into.
     clipping_norm : float
         Largest L2 norm of the update; 0 does not clip, which protects nothing.
@@ -244,8 +245,7 @@ class Duty(_Released):
 
     Parameters
     ----------
-    unit, noise_multiplier, epsilon, delta, grid, period, law, growth, depth, sampling,
-    keep_back
+    unit, noise_multiplier, epsilon, delta, grid, period, law, growth, depth, sampling, keep_back
         Of the noised release that the average goes into.
     event, tier : int
         Number of the event in this round, and the tier up to which it goes.
@@ -310,8 +310,7 @@ class Delivery(_Released):
 
     Parameters
     ----------
-    unit, noise_multiplier, epsilon, delta, grid, period, law, growth, depth, sampling,
-    keep_back
+    unit, noise_multiplier, epsilon, delta, grid, period, law, growth, depth, sampling, keep_back
         Of the noised release that the model goes into.
     event : int
         Number of the event in this round.

@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 FIXED, NONE, PAPER, PLD_SECRET = "gdp_fixed", "none", "paper", "pld_secret"
+"""Some of `NOISES` that other modules name."""
 
 NOISES = (FIXED, "gdp", "gdp_worst", "zcdp", PAPER, PLD_SECRET, NONE)
 """How the noise follows from the budget; see `UDPNoisePlan`."""

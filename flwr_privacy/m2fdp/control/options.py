@@ -20,6 +20,10 @@ class AdaptiveControl:
     See `flwr_privacy.m2fdp.AdaptiveController`, which gets tree, model, schedule and budget of the
     training.
 
+    What is left out is as the paper has it with `PaperNoise`: not normalised, ``printed``, ``all``,
+    and 5 (or `max_steps`, if that is less). Otherwise it is normalised, ``dedup``, ``scheduled``,
+    and the first round is like the others.
+
     Parameters
     ----------
     total_steps : int
@@ -36,10 +40,6 @@ class AdaptiveControl:
         Which tiers it sums over.
     initial_steps : int, optional
         Steps of the first round, in which everybody takes part.
-
-    What is left out is as the paper has it with `PaperNoise`: not normalised, ``printed``, ``all``,
-    and 5 (or `max_steps`, if that is less). Otherwise it is normalised, ``dedup``, ``scheduled``,
-    and the first round is like the others.
 
     Raises
     ------
