@@ -49,7 +49,8 @@ def simulate(out: Path, **options: Any) -> Any:
 def test_ten_lines_train_three_schemes_at_four_budgets_with_three_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (code,) = re.findall(r"^```python\n(.*?simulate.*?)^```", PAGE.read_text(), re.M | re.S)
+    section = PAGE.read_text().partition("## From Python\n")[2].partition("\n## ")[0]
+    (code,) = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
     assert len([line for line in code.splitlines() if line]) <= 10
     assert "epsilon=[1, 2, 4, 8], seeds=3" in code
     monkeypatch.chdir(tmp_path)
