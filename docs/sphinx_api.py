@@ -37,6 +37,7 @@ PUBLIC = (
     "flwr_privacy.simulations.engines.inline",
     "flwr_privacy.simulations.testing",
     "flwr_privacy.errors",
+    "flwr_privacy",
 )
 """Packages whose `__all__` is public, in the order in which they claim a name."""
 
@@ -112,9 +113,9 @@ def constant_text(package: str, name: str) -> list[str]:
 def missing(app: Sphinx, env: BuildEnvironment) -> None:
     """Warn of each public name that has no entry."""
     entries = env.domains.python_domain.objects
-    for (_, name), home in homes().items():
-        if f"{home}.{name}" not in entries:
-            _log.warning("no entry for %s.%s", home, name, type="api", subtype="missing")
+    for full in sorted({f"{home}.{name}" for (_, name), home in homes().items()}):
+        if full not in entries:
+            _log.warning("no entry for %s", full, type="api", subtype="missing")
 
 
 def link_names(app: Sphinx, document: nodes.document) -> None:

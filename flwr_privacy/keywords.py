@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from functools import wraps
+from functools import cache, wraps
 from inspect import Parameter, signature
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -101,6 +101,7 @@ def check_usual(options: object, usual: Mapping[str, Any], where: str) -> None:
             raise InvalidParameterError(name, getattr(options, name), f"{only!r} {where}")
 
 
+@cache
 def option_types(cls: type) -> dict[str, list[type]]:
     """Return the dataclasses that the fields of a dataclass take, by the field's name."""
     hints = get_type_hints(cls)

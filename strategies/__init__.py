@@ -43,6 +43,7 @@ from flwr_privacy.strategies.mspdq.baselines import DrawnFedAvg, JoPEQFedAvg, Nb
 from flwr_privacy.strategies.mspdq.msp import MSP
 from flwr_privacy.strategies.mspdq.strategy import MSPDQ
 from flwr_privacy.strategies.options.loop_options import LoopOptions
+from flwr_privacy.strategies.options.round_logger import RoundLogger
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.state.experiment import SchemeResult
 from flwr_privacy.strategies.vertical.fedvs import FedVS
@@ -105,6 +106,7 @@ __all__ = [
     "QuantizedFedAvg",
     "RecordLevel",
     "RecordNoise",
+    "RoundLogger",
     "SchemeResult",
     "SchemeStrategy",
     "ServerNoise",

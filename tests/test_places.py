@@ -14,7 +14,7 @@ from flwr_privacy.accounting import Charge
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.app.server_app import initial_arrays
-from flwr_privacy.simulations.cli.run_options import settings_of
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.schemes import SCHEMES

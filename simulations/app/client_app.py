@@ -21,6 +21,7 @@ from flwr_privacy.simulations.engines.superlink import TEST_SEED_VARIABLE
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.settings.schemes import client_of, scheme
 from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.simulations.tasks.lookup import check_same_task
 from flwr_privacy.simulations.tasks.vertical_tasks import vertical_data, vertical_task
 from flwr_privacy.wire.identity import client_id_from, derive_seed
 
@@ -39,6 +40,7 @@ def scheme_mod(
 ) -> Message:
     """Wrap the app in its scheme, which is known only once there is a run configuration."""
     settings = _settings(context)
+    check_same_task(settings.task, str(context.run_config.get("task-digest", "")))
     client = client_of(settings)
     run_dir = str(context.run_config["run-dir"])
     if run_dir and not client.bare and is_simulated() and STATE_VARIABLE not in os.environ:

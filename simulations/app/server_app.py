@@ -18,6 +18,7 @@ from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.settings.schemes import scheme
 from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.simulations.tasks.lookup import check_same_task
 from flwr_privacy.simulations.tasks.vertical_tasks import (
     VerticalTask,
     server_model_of,
@@ -39,6 +40,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train, as the run's configuration says."""
     text = str(context.run_config["settings"])
     settings = Settings.from_toml(text)
+    check_same_task(settings.task, str(context.run_config.get("task-digest", "")))
     run_dir = str(context.run_config["run-dir"])
     if not run_dir:  # `flwr run`: nobody has looked at these settings before
         check_effect(settings, dotted(tomllib.loads(text)))
@@ -132,9 +134,9 @@ def initial_arrays(settings: Settings) -> ArrayRecord:
 
 
 def _evaluate_fn(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord] | None:
-    """Return what evaluates a model on the test records; None where the strategy does it."""
+    """Return what evaluates a model on the test records; None if the strategy does, or nothing."""
     task = tasks.task_of(settings)
-    if isinstance(task, VerticalTask):
+    if isinstance(task, VerticalTask) or not tasks.is_tested(task, settings):
         return None
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:

@@ -15,8 +15,11 @@ from .exit_codes import EXIT_CODES
 from .ledger import ledger
 from .listing import ListingCommand
 from .nodes import doctor, executor, key, node
-from .research import attack, best_rounds, calibrate, experiment, reliability, replication
-from .results import demo, report
+from .research.attack import attack
+from .research.calibrate import best_rounds, calibrate
+from .research.experiment import experiment, replication
+from .research.reliability import reliability
+from .results import compare, demo, report
 from .state import state
 from .training import run
 from .verify import add_verify
@@ -56,6 +59,7 @@ for command in (
         run,
         deploy,
         report,
+        compare,
         demo,
         calibrate,
         best_rounds,

@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import SEED_WARNING, next_folder
+from flwr_privacy.simulations.runner.loggers import logger_maker
 from flwr_privacy.simulations.runner.progress import how_it_ended
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
@@ -15,13 +17,13 @@ from .run_options import (
     AcceptLostRounds,
     Assignments,
     DataRoot,
+    Log,
     Out,
     Rounds,
     Scheme,
     Seed,
     Task,
     given,
-    settings_of,
 )
 
 __all__ = ["deploy"]
@@ -62,12 +64,16 @@ def deploy(
         Path | None, typer.Option(help="Resume the deployed run in this folder.")
     ] = None,
     accept_lost_rounds: AcceptLostRounds = False,
+    log: Log = None,
 ) -> None:
     """Train on a SuperLink and SuperNodes of this machine, with TLS and keys of their own."""
     from flwr_privacy.simulations.deployment import deploy as deployed
     from flwr_privacy.simulations.deployment.nodes import check_policy, members_of
+    from flwr_privacy.simulations.tasks.lookup import task_digest
 
     values = given(assignments, data_root, scheme=scheme, task=task, rounds=rounds, seed=seed)
+    if log is not None:
+        logger_maker(log)  # before there is a folder
     if accept_lost_rounds and resume is None:
         raise InvalidParameterError("--accept-lost-rounds", True, "--resume FOLDER beside it")
     if resume is not None:
@@ -96,6 +102,7 @@ def deploy(
             engine="deployed",
             nodes=len(members),
             test_seed=test_seed,
+            task_digest=task_digest(settings.task),
         )
         for line in told:
             typer.echo(line)
@@ -115,12 +122,14 @@ def deploy(
                 say=typer.echo,
                 resume=resume is not None,
                 accept_lost_rounds=accept_lost_rounds,
+                log=log,
             )
         except KeyboardInterrupt:
             typer.echo(f"interrupted; all that was started is stopped\n{on}", err=True)
             raise
         except EngineError as error:
-            if InvalidParameterError.__name__ not in str(error):  # a setting, which a run keeps
+            whole = folder.summary["status"] == "completed"  # and its logger raised
+            if not whole and InvalidParameterError.__name__ not in str(error):  # a kept setting
                 error.add_note(on)
             raise
     for line in (*deployed.what_happened(folder), *how_it_ended(folder)):

@@ -52,6 +52,7 @@ def _everything() -> Iterator[str]:
     # Imported late: torch takes seconds, which only this help has to wait for.
     from flwr_privacy.simulations.settings.run_settings import PARTITIONS
     from flwr_privacy.simulations.settings.schemes import SCHEMES
+    from flwr_privacy.simulations.tasks.lookup import installed_tasks
     from flwr_privacy.simulations.tasks.tasks import TASKS
     from flwr_privacy.simulations.tasks.vertical_tasks import VERTICAL_TASKS
 
@@ -59,6 +60,9 @@ def _everything() -> Iterator[str]:
     yield from _table({name: scheme.description for name, scheme in SCHEMES.items()})
     yield "Tasks (--task), of clients that have records of their own:"
     yield from _table({name: task.description for name, task in TASKS.items()})
+    if installed := installed_tasks():
+        yield "Tasks that installed packages bring, of clients that have records of their own:"
+        yield from _table({name: entry.value for name, entry in installed.items()})
     yield "Tasks of fedvs and its baselines, whose clients have columns of the same records:"
     yield from _table({name: task.description for name, task in VERTICAL_TASKS.items()})
     yield "Partitions (--partition):"

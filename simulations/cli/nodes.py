@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from flwr_privacy.simulations.settings.own_code import is_reference, search_current_folder
 from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .operator_options import (
@@ -183,5 +184,7 @@ def doctor(
     settings = None
     if task is not None or clients is not None:
         chosen = {"task": task, "clients": clients}
+        if task is not None and is_reference(task):
+            search_current_folder()
         settings = Settings().with_values({k: v for k, v in chosen.items() if v is not None})
     print_checks(diagnose(data_root, settings, database=database, certificate=certificate))

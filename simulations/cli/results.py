@@ -1,4 +1,4 @@
-"""The commands `report`, which reads runs, and `demo`, which makes its own."""
+"""The commands `report` and `compare`, which read runs, and `demo`, which makes its own."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +11,9 @@ from flwr_privacy.simulations.settings.card_run import opened
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
 from .demo_runs import TITLE, demo_runs
-from .operator_options import RUNS
+from .operator_options import RUNS, check_can_write, write_or_print
 
-__all__ = ["demo", "report"]
+__all__ = ["compare", "demo", "report"]
 
 
 def report(
@@ -32,6 +32,34 @@ def report(
 
     where = out or (runs[0] if len(runs) == 1 else RUNS / "report")
     typer.echo(f"report: {write_report([opened(run) for run in runs], where)}")
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of completed runs of one task, with any seeds.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the charts.")] = RUNS / "comparison",
+    csv: Annotated[
+        Path | None, typer.Option(help="File for a row of each round of each run.")
+    ] = None,
+) -> None:
+    """Compare runs over their seeds: means with standard errors, accuracy over what it cost.
+
+    Runs that differ in their seed alone are one line.
+    """
+    from rich.console import Console
+
+    from flwr_privacy.simulations.reports.comparison.comparison import as_csv, draw_charts, table
+    from flwr_privacy.simulations.reports.comparison.seeds import over_seeds
+
+    check_can_write(out, folder=True)
+    groups = over_seeds([RunFolder.open(run) for run in runs])
+    pictures = draw_charts(groups, out)
+    Console().print(table(groups))
+    for picture in pictures:
+        typer.echo(f"picture: {picture}")
+    if csv is not None:
+        write_or_print(as_csv(groups), csv)
 
 
 def demo(

@@ -1,32 +1,25 @@
-"""The options that `run` and `deploy` share, and the settings that they make."""
+"""The options that `run` and `deploy` share."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS
-from flwr_privacy.simulations.settings.run_settings import (
-    Settings,
-    check_known,
-    parse_assignments,
-    with_scheme_parameters,
-)
+from flwr_privacy.simulations.settings.run_settings import parse_assignments
 
 __all__ = [
     "AcceptLostRounds",
     "Assignments",
     "DataRoot",
+    "Log",
     "Out",
     "Rounds",
     "Scheme",
     "Seed",
     "Task",
     "given",
-    "settings_of",
 ]
 
 Scheme = Annotated[
@@ -37,7 +30,11 @@ Scheme = Annotated[
     ),
 ]
 Task = Annotated[
-    str | None, typer.Option(help="Task, by default digits-mlp; all of them are listed below.")
+    str | None,
+    typer.Option(
+        help="Task, by default digits-mlp; all of them are listed below. Or one of your own, as "
+        "module:function in the current folder (docs/simulation.md)."
+    ),
 ]
 Rounds = Annotated[int | None, typer.Option(help="Learning rounds; by default 10.")]
 Seed = Annotated[int | None, typer.Option(help="Root of all seeds; by default 0.")]
@@ -62,6 +59,13 @@ AcceptLostRounds = Annotated[
         "that it lacks are given up; their charges stay on the privacy card.",
     ),
 ]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        help="Where to log the rounds: tensorboard:DIR, or a logger of your own as "
+        "module:function (docs/simulation.md)."
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")]
 
 
@@ -83,61 +87,3 @@ def given(
         option = f"--{key.removeprefix('partition.kind') or 'partition'}".replace("_", "-")
         raise InvalidParameterError("--set", f"{key}={own[key]}", f"one value: {option} has one")
     return values | own
-
-
-def settings_of(
-    values: dict[str, Any], *, download: bool = False, say: Callable[[str], Any] = typer.echo
-) -> Settings:
-    """Return the settings of a run; refuse at once what the app would refuse later.
-
-    Parameters
-    ----------
-    values : dict
-        What was chosen, by dotted key.
-    download : bool, default False
-        Whether to download missing data sets.
-    say : callable
-        Is told in one line what the clients hold.
-    """
-    # Imported late: torch takes seconds, which `--help` need not wait for.
-    from flwr_privacy.simulations.app.server_app import build_strategy
-    from flwr_privacy.simulations.settings import schemes
-    from flwr_privacy.simulations.settings.effect import check_effect, dotted
-    from flwr_privacy.simulations.tasks.data import load
-    from flwr_privacy.simulations.tasks.partition import Description
-    from flwr_privacy.simulations.tasks.tasks import check_data, task_of
-    from flwr_privacy.simulations.tasks.vertical_tasks import VerticalTask
-
-    strategy = schemes.scheme(values.get("scheme", Settings.scheme)).strategy
-    own = _own_parameters(strategy)
-    for key in values:
-        if "." not in key:
-            check_known(key, [*own, *(entry.name for entry in fields(Settings))])
-    values = with_scheme_parameters(values, own)
-    settings = Settings(clients=DEFAULT_CLIENTS).with_values(values)
-    chosen = task_of(settings)
-    if isinstance(chosen, VerticalTask):
-        common = {"clients": chosen.clients, "rounds": chosen.rounds}
-        settings = settings.with_values({k: v for k, v in common.items() if k not in values})
-    settings = replace(settings, training=chosen.training).with_values(values)
-    if download:  # first: some strategies are made from the data
-        load(chosen.dataset, data_root=settings.data_root, download=True)
-    found = check_data(settings)
-    fewest = int(found.sizes.min()) if isinstance(found, Description) else None
-    usual = schemes.scheme(settings.scheme).usual(settings.strategy, fewest)
-    settings = replace(settings, strategy=usual)
-    check_effect(settings, dotted(values))
-    build_strategy(settings, None)
-    if settings.secure_sum is not None and settings.clients is not None:
-        settings.secure_sum.colluders_of(settings.clients)  # no cohort has more
-    if found is not None:
-        say(f"data: {found}")
-    return settings
-
-
-def _own_parameters(strategy: Any) -> set[str]:
-    """Return the parameters that a scheme has beyond those of every strategy."""
-    from flwr_privacy.simulations.settings.flat_options import flat_keys
-    from flwr_privacy.strategies import SchemeStrategy
-
-    return set(flat_keys(strategy)).difference(flat_keys(SchemeStrategy))

@@ -12,6 +12,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.engines.placement import Machine, crowded
 from flwr_privacy.simulations.engines.ray_engine import RayResources
 from flwr_privacy.simulations.reports.tree_nodes import read_tree
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import (
     SEED_WARNING,
     Engine,
@@ -19,6 +20,7 @@ from flwr_privacy.simulations.runner.jobs import (
     check_machine,
     next_folder,
 )
+from flwr_privacy.simulations.runner.loggers import logger_maker
 from flwr_privacy.simulations.runner.progress import how_it_ended, planned_rounds
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
@@ -27,13 +29,13 @@ from .run_options import (
     AcceptLostRounds,
     Assignments,
     DataRoot,
+    Log,
     Out,
     Rounds,
     Scheme,
     Seed,
     Task,
     given,
-    settings_of,
 )
 
 __all__ = ["run"]
@@ -100,6 +102,7 @@ def run(
         Path | None, typer.Option(help="Resume the run in this folder from its checkpoint.")
     ] = None,
     accept_lost_rounds: AcceptLostRounds = False,
+    log: Log = None,
 ) -> None:
     """Train a scheme on a task and keep everything in a run folder."""
     where = Engine(
@@ -131,6 +134,8 @@ def run(
         seed=seed,
         **{"partition.kind": partition},
     )
+    if log is not None:
+        logger_maker(log)  # before there is a folder
     if accept_lost_rounds and resume is None:
         raise InvalidParameterError("--accept-lost-rounds", True, "--resume FOLDER beside it")
     if resume is not None:
@@ -147,12 +152,15 @@ def run(
         told: list[str] = []
         settings = settings_of(values, download=download, say=told.append)
         check_machine(where, settings)
+        from flwr_privacy.simulations.tasks.lookup import task_digest  # late: it brings torch
+
         folder = RunFolder.create(
             out or next_folder(RUNS, settings),
             settings,
             engine=where.name,
             nodes=where.nodes(settings),
             test_seed=test_seed,
+            task_digest=task_digest(settings.task),
         )
         for line in told:
             typer.echo(line)
@@ -169,6 +177,7 @@ def run(
                 where,
                 resume=resume is not None,
                 accept_lost_rounds=accept_lost_rounds,
+                log=log,
             )
     except KeyboardInterrupt:
         typer.echo(f"interrupted; to go on: flwr-privacy run --resume {folder.path}", err=True)

@@ -15,7 +15,7 @@ from flwr_privacy.clients.node.context_store import ALLOW_UNPROTECTED
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number, refusals
 from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.simulations.engines.flower_processes import HOST, check_port
-from flwr_privacy.simulations.runner.jobs import APP, shown
+from flwr_privacy.simulations.runner.jobs import APP, check_task, shown
 from flwr_privacy.simulations.runner.progress import format_seconds
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
@@ -153,6 +153,7 @@ def deploy(
     say: Say = print,
     resume: bool = False,
     accept_lost_rounds: bool = False,
+    log: str | None = None,
 ) -> None:
     """Carry out a run on its own SuperLink and SuperNodes, and stop all of them afterwards.
 
@@ -174,6 +175,8 @@ def deploy(
         Whether to go on from the run's checkpoint, with the nodes' folders as they are.
     accept_lost_rounds : bool, default False
         Whether to go on from one that is older than the run's folder: see `LoopOptions`.
+    log : str, optional
+        What the rounds are logged to: see `flwr_privacy.simulations.runner.loggers.logger_maker`.
 
     Raises
     ------
@@ -182,7 +185,8 @@ def deploy(
         ends, the app fails, or the time is over.
     """
     folder = run.path.resolve() / FOLDER
-    with kept(run), shown(run):
+    with shown(run, log=log), kept(run):
+        check_task(run)
         run.begin()
         losses = _Losses(run, members, say)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -8,9 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError
 from flwr_privacy.simulations.engines.flower_processes import is_free
 from flwr_privacy.simulations.engines.placement import Machine, suggest
-from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, model_bytes
+from flwr_privacy.simulations.runner.complete_settings import DEFAULT_CLIENTS
+from flwr_privacy.simulations.runner.jobs import model_bytes
 from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .checks import (
@@ -67,6 +69,7 @@ def diagnose(
         _temporary_folder(),
         telemetry_check(),
         *_data(data_root),
+        *_installed_tasks(),
         *([] if database is None else [_database(database)]),
         *([] if certificate is None else [certificate_check(certificate)]),
         *workers,
@@ -147,6 +150,27 @@ def _workers(settings: Settings) -> Check:
     size = model_bytes(settings)
     placement = suggest(Machine.here(), model_bytes=size, clients=clients)
     return Check(f"workers for {settings.task}", OK, str(placement))
+
+
+def _installed_tasks() -> Iterator[Check]:
+    """Yield a check for each task that a package installs: its function is called."""
+    try:
+        from flwr_privacy.simulations.tasks.lookup import check_own_task, installed_tasks, task
+    except ImportError:  # which the check of the data reports
+        return
+    try:
+        names = installed_tasks()
+    except InvalidParameterError as error:
+        yield Check("installed tasks", FAIL, str(error))
+        return
+    for name, entry in names.items():
+        try:
+            found = task(name)
+            check_own_task(found, None)
+        except FlwrPrivacyError as error:
+            yield Check(f"task {name}", FAIL, str(error))
+        else:
+            yield Check(f"task {name}", OK, f"{entry.value}: {found.description or 'installed'}")
 
 
 def _data(data_root: Path | None) -> Iterator[Check]:

@@ -14,6 +14,7 @@ from .pieces import Drawn, best_run, listed, score_text
 from .reported import Line, ReportedRun
 
 __all__ = [
+    "BASELINE",
     "Guaranteed",
     "baseline_of",
     "comparable",

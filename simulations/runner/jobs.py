@@ -3,26 +3,38 @@
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flwr_privacy.clients.node.node_settings import STACK_MODES
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.simulations.engines.placement import Machine, check_cpus, check_gpus
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 from flwr_privacy.simulations.settings.metrics_file import follow
+from flwr_privacy.simulations.settings.own_code import is_reference, search_current_folder
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
 
+from .complete_settings import DEFAULT_CLIENTS
+from .loggers import LoggedRounds
 from .progress import Progress
 
-__all__ = ["Engine", "carry_out", "model_bytes", "next_folder", "shown"]
+__all__ = [
+    "Engine",
+    "carry_out",
+    "check_task",
+    "logged",
+    "model_bytes",
+    "next_folder",
+    "shown",
+    "watched",
+]
 
 APP = Path(__file__).parent.parent
 CLIENT_APP = "flwr_privacy.simulations.app.client_app:app"
-DEFAULT_CLIENTS = 20
 SEED_WARNING = (
     "WARNING: --test-seed: what the clients draw in secret, their noise above all, can be computed "
     "from the seed. Nothing is protected. For tests only."
@@ -102,8 +114,8 @@ class Engine:
 
 def next_folder(parent: Path, settings: Settings) -> Path:
     """Return a folder for a run that does not exist yet: ``fedavg-digits-mlp-1`` and so on."""
-    number = 1
-    while (path := parent / f"{settings.scheme}-{settings.task}-{number}").exists():
+    number, name = 1, f"{settings.scheme}-{settings.task.replace(':', '-')}"
+    while (path := parent / f"{name}-{number}").exists():
         number += 1
     return path
 
@@ -113,6 +125,23 @@ def model_bytes(settings: Settings) -> int:
     from flwr_privacy.simulations.app.server_app import initial_arrays  # late: it brings torch
 
     return sum(len(array.data) for array in initial_arrays(settings).values())
+
+
+def check_task(run: RunFolder) -> None:
+    """Refuse a run of a user's task that is not the one any more with which it has begun.
+
+    Raises
+    ------
+    CheckpointError, DataError, InvalidParameterError
+        As `flwr_privacy.simulations.tasks.lookup.check_same_task`.
+    """
+    if not (digest := run.task_digest):
+        return
+    from flwr_privacy.simulations.tasks.lookup import check_same_task  # late: it brings torch
+
+    if is_reference(name := run.settings.task):
+        search_current_folder()
+    check_same_task(name, digest)
 
 
 def check_machine(engine: Engine, settings: Settings) -> None:
@@ -136,43 +165,70 @@ def carry_out(
     *,
     resume: bool = False,
     accept_lost_rounds: bool = False,
+    log: str | None = None,
+    show: Callable[[RunFolder], AbstractContextManager[None]] | None = None,
 ) -> None:
     """Carry out runs one after another on one engine.
+
+    Parameters
+    ----------
+    runs, engine
+        What to carry out, and where.
+    resume, accept_lost_rounds : bool, default False
+        Whether to go on from the runs' checkpoints, and from older ones: see `LoopOptions`.
+    log : str, optional
+        What their rounds are logged to: see `flwr_privacy.simulations.runner.loggers.logger_maker`.
+    show : callable, optional
+        Shows a run while its context is open, in place of `shown`, which logs.
 
     Raises
     ------
     FlwrPrivacyError
-        If a run fails; its folder then says why.
+        If a run fails; its folder then says why. Also if the logger raised, once the run is over.
     """
     with kept(*runs, ends=False):
         for run in runs:
+            check_task(run)
             check_machine(engine, run.settings)
     with ExitStack() as stack:
         session: RaySession | None = None
         if engine.name == "ray":
-            log = runs[0].log_path
             session = RaySession(
                 resources=engine.resources,
                 port=engine.port,
-                log_path=log,
+                log_path=runs[0].log_path,
                 test_seed=engine.test_seed,
                 stack=engine.stack,
             )
             with kept(*runs, ends=False):
                 stack.enter_context(session)
+        pool = None
+        if engine.name == "inline":
+            from flwr_privacy.simulations.engines.inline.workers import WorkerPool  # brings Flower
+
+            workers = 0 if engine.workers in (None, 1) else engine.workers
+            pool = WorkerPool(CLIENT_APP, workers or 0)  # the processes take seconds to start
+            stack.callback(pool.close)
         for run in runs:
-            with kept(run), shown(run):
+            with show(run) if show else shown(run, log=log), kept(run):
                 run.begin()
                 config = run.app_config(resume=resume, accept_lost_rounds=accept_lost_rounds)
                 nodes = int(run.summary["nodes"])
                 if session is not None:
                     session.run(APP, nodes=nodes, run_config=config)
                 else:
-                    with _logged(run):
-                        _inline(run, config, engine, nodes=nodes)
+                    with logged(run.log_path):
+                        _inline(run, config, engine, pool, nodes=nodes)
 
 
-def _inline(run: RunFolder, config: dict[str, str | bool], engine: Engine, *, nodes: int) -> None:
+def _inline(
+    run: RunFolder,
+    config: dict[str, str | bool],
+    engine: Engine,
+    pool: Any,
+    *,
+    nodes: int,
+) -> None:
     # Imported late: the apps bring torch, which no other command needs.
     from flwr_privacy.simulations.app.server_app import app
     from flwr_privacy.simulations.engines.inline import run_inline
@@ -187,18 +243,18 @@ def _inline(run: RunFolder, config: dict[str, str | bool], engine: Engine, *, no
         CLIENT_APP,
         nodes=nodes,
         run_config=config,
-        workers=0 if engine.workers in (None, 1) else engine.workers,
         state=state,
         insecure_seed=engine.test_seed,
         stack=engine.stack,
+        pool=pool,
     )
 
 
 @contextmanager
-def _logged(run: RunFolder) -> Iterator[None]:
-    """Send Flower's log to the run folder; the terminal shows the progress."""
+def logged(path: Path) -> Iterator[None]:
+    """Send Flower's log to a file; the terminal shows the progress."""
     logger = logging.getLogger("flwr")
-    handler = logging.FileHandler(run.log_path)
+    handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = logger.handlers
     logger.handlers = [handler]
@@ -210,22 +266,50 @@ def _logged(run: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def shown(run: RunFolder) -> Iterator[None]:
-    """Show the rounds while the app writes them, in whichever process it runs."""
-    done = threading.Event()
-    with Progress(run.path.name, run.settings.rounds) as progress:
+def shown(run: RunFolder, *, log: str | None = None) -> Iterator[None]:
+    """Show the progress of a run on standard output, and log its rounds.
 
-        def show() -> None:
-            shown = -1  # a resumed run writes its earlier rounds again
-            for line in follow(run.metrics_path, done.is_set):
-                if line["round"] > shown:
-                    progress.update(line)
-                    shown = line["round"]
+    Raises
+    ------
+    FlwrPrivacyError
+        If the logger cannot be made; or it raised, at the end of a run that did not fail.
+    """
+    with (
+        Progress(run.path.name, run.settings.rounds) as progress,
+        watched(run, progress.update, log=log),
+    ):
+        yield
 
-        watcher = threading.Thread(target=show, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join()
+
+@contextmanager
+def watched(
+    run: RunFolder, update: Callable[[Mapping[str, Any]], None], *, log: str | None = None
+) -> Iterator[None]:
+    """Tell of the rounds while the app writes them, in whichever process it runs.
+
+    `update` gets the line of each round, in a thread of its own. The errors are those of `shown`.
+    """
+    done, opened = threading.Event(), threading.Event()
+    logged = LoggedRounds(log, run.path.resolve().name)
+
+    def watch() -> None:
+        logged.open()
+        opened.set()
+        told = -1  # a resumed run writes its earlier rounds again
+        for line in follow(run.metrics_path, done.is_set):
+            logged.log(line)
+            if line["round"] > told:
+                update(line)
+                told = line["round"]
+        logged.close()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        opened.wait()
+        logged.check()
+        yield
+    finally:
+        done.set()
+        watcher.join()
+    logged.check()

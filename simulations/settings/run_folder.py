@@ -67,6 +67,7 @@ class RunFolder:
         nodes: int,
         experiment_id: str | None = None,
         test_seed: int | None = None,
+        task_digest: str = "",
     ) -> "RunFolder":
         """Make the folder of a run, which may start later.
 
@@ -85,6 +86,9 @@ class RunFolder:
             one of that seed: what clients draw depends on its name.
         test_seed : int, optional
             Seed of what the clients draw in secret, for tests.
+        task_digest : str, default ""
+            Of a task of the user's, see `flwr_privacy.simulations.tasks.lookup.task_digest`: all
+            processes of the run, and of a resumed one, check that they train the same.
 
         Raises
         ------
@@ -120,6 +124,9 @@ class RunFolder:
             raise InvalidParameterError("run folder", str(run.path), allowed) from error
         except OSError as error:
             raise _not_writable("run folder", run.path, error) from error
+        if task_digest:
+            # Not in the summary, which reports have: a digest confirms a guess of all the data.
+            write_text(run.task_digest_path, task_digest, mode=PRIVATE)
         run._write_summary(summary)
         return run
 
@@ -150,6 +157,17 @@ class RunFolder:
     def summary_path(self) -> Path:
         """The summary of the run: status, times, versions, error."""
         return self.path / SUMMARY
+
+    @property
+    def task_digest_path(self) -> Path:
+        """The digest of a task of the user's; readable by its owner alone."""
+        return self.path / "task-digest.txt"
+
+    @property
+    def task_digest(self) -> str:
+        """Digest of the task with which the run began; nothing for a built-in one."""
+        path = self.task_digest_path
+        return path.read_text(encoding="utf-8") if path.exists() else ""
 
     @property
     def metrics_path(self) -> Path:
@@ -235,6 +253,7 @@ class RunFolder:
         return {
             "settings": self.settings_path.read_text(encoding="utf-8"),
             "run-dir": str(self.path.resolve()),
+            "task-digest": self.task_digest,
             "resume": goes_on,
             "accept-lost-rounds": goes_on and accept_lost_rounds,
         }

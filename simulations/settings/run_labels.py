@@ -1,7 +1,7 @@
 """Names runs by what tells them apart: the settings in which they differ."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,13 +30,23 @@ def differing_settings(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     return [{key: table.get(key) for key in differing} for table in tables]
 
 
-def labels(runs: Sequence[RunFolder]) -> list[str]:
+def labels(runs: Sequence[RunFolder], *, without: Container[str] = ()) -> list[str]:
     """Return a short name for each run: the scheme and what tells the run from the others.
 
     What most runs have in common is left out, but for a budget, and for the weight that tells
     ACFL from its rivals. Runs with equal names get that of their folder, or a number, in addition.
+
+    Parameters
+    ----------
+    runs : sequence of RunFolder
+        The runs.
+    without : container of str, default ()
+        Dotted keys of settings that no name has.
     """
-    tables = differing_settings(runs)
+    tables = [
+        {key: value for key, value in table.items() if key not in without}
+        for table in differing_settings(runs)
+    ]
     usual = {key: _usual([table[key] for table in tables], key) for key in _keys(tables)}
     for key in _SAID:
         usual.pop(key, None)

@@ -36,6 +36,9 @@ PARTITIONS = {
 }
 """The kinds of partition, with one line for `--help`."""
 
+GIVEN = "given"
+"""The kind of partition of data that came client by client, as `flwr_privacy.simulate` takes it."""
+
 SIZED = ("iid", "label-sets")
 """The partitions in which clients may be given sizes."""
 
@@ -46,10 +49,11 @@ class PartitionSettings:
 
     Parameters
     ----------
-    kind : {"iid", "dirichlet", "shards", "labels", "label-sets"}, default "iid"
+    kind : {"iid", "dirichlet", "shards", "labels", "label-sets", "given"}, default "iid"
         Evenly at random; label shares from a Dirichlet law; label-sorted shards; a fixed number
         of labels per client; the same with another set of labels for each client, each label with
-        equally many clients, and equally many records of each.
+        equally many clients, and equally many records of each; as the task has them, client by
+        client.
     alpha : float, default 0.5
         Concentration of the Dirichlet law, > 0: the smaller, the more skewed.
     shards : int, default 2
@@ -68,7 +72,7 @@ class PartitionSettings:
     sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choice("partition.kind", self.kind, PARTITIONS)
+        check_choice("partition.kind", self.kind, (*PARTITIONS, GIVEN))
         check_number("partition.alpha", self.alpha, minimum=1e-6)
         check_integer("partition.shards", self.shards, minimum=1)
         check_integer("partition.labels", self.labels, minimum=1)

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from numpy.typing import ArrayLike
 from torch import nn
 from torch.nn import functional
 
 from flwr_privacy.clients.torch import Loss, cnn, linear, mlp
-from flwr_privacy.errors import check_choice
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.settings.run_settings import TrainingSettings
 
 from .linear_tasks import (
@@ -21,20 +22,32 @@ from .linear_tasks import (
 )
 from .svm import LinearSVM, hinge, one_vs_rest, squared_hinge
 
-__all__ = ["TASKS", "Task", "task"]
+__all__ = ["TASKS", "Task"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """A model and the data set that it is trained on.
+    """A model and the data that it is trained on: a data set by name, or arrays.
 
     Parameters
     ----------
-    name, dataset : str
-        Names in `TASKS` and of `flwr_privacy.simulations.tasks.data.load`.
     model : callable
-        Makes the model. Its layers draw no random numbers in training.
-    description : str
+        Makes the model, such as a class of `torch.nn.Module`. Its layers draw no random numbers in
+        training.
+    data : pair of arrays, optional
+        Training records, (n, ...) numbers, and their classes, (n,) integers from 0; checked when
+        they are used, see `flwr_privacy.simulations.tasks.own_data.own_records`.
+    test : pair of arrays, optional
+        Test records and their classes, on which the server evaluates the model. Without them it
+        evaluates nothing.
+    sizes : tuple of int, optional
+        Records of each client, where `data` has them one client after the other; the partition of
+        the settings is then "given". By default the settings say how the records are split.
+    dataset : str, optional
+        In place of `data`, a name of `flwr_privacy.simulations.tasks.data.load`.
+    name : str, default "own task"
+        Name in `TASKS`, or the one under which the task was found.
+    description : str, default ""
         One line for the user.
     training : TrainingSettings
         Settings that suit the task with about ten clients, all of them asked in each round.
@@ -43,15 +56,37 @@ class Task:
     features : callable, optional
         Makes the map from raw records to what the model takes, which is then a linear regression;
         by default the model takes raw records.
+
+    Raises
+    ------
+    InvalidParameterError
+        If there is neither a data set nor data, or both, or test records without data.
+
+    Examples
+    --------
+    >>> rows, classes = [[0.0, 1.0], [1.0, 0.0]], [0, 1]
+    >>> Task(model=partial(linear, 2, 2), data=(rows, classes)).name
+    'own task'
     """
 
-    name: str
-    dataset: str
     model: Callable[[], nn.Module]
-    description: str
+    data: tuple[ArrayLike, ArrayLike] | None = None
+    test: tuple[ArrayLike, ArrayLike] | None = None
+    sizes: tuple[int, ...] | None = None
+    dataset: str | None = None
+    name: str = "own task"
+    description: str = ""
     training: TrainingSettings = field(default_factory=TrainingSettings)
     loss: Loss = functional.cross_entropy
     features: Callable[[], BoundedMap] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.data is None) == (self.dataset is None):
+            given = "neither" if self.data is None else "both"
+            raise InvalidParameterError("data", given, "data or the name of a dataset, one of them")
+        if self.test is not None and self.data is None:
+            allowed = f"nothing with the data set '{self.dataset}', which has its own"
+            raise InvalidParameterError("test", "test records", allowed)
 
 
 def _wide_cnn() -> nn.Sequential:
@@ -186,19 +221,3 @@ TASKS: dict[str, Task] = {
         ),
     )
 }
-
-
-def task(name: str) -> Task:
-    """Return the task of that name.
-
-    Raises
-    ------
-    InvalidParameterError
-        If there is none; the message puts the nearest names first.
-
-    Examples
-    --------
-    >>> task("digits-mlp").dataset
-    'digits'
-    """
-    return TASKS[check_choice("task", name, TASKS)]

@@ -26,21 +26,23 @@ from flwr_privacy.clients.torch import (
     train_poisson,
 )
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
-from flwr_privacy.simulations.settings.run_settings import PartitionSettings, Settings
+from flwr_privacy.simulations.settings.own_code import is_reference
+from flwr_privacy.simulations.settings.run_settings import GIVEN, PartitionSettings, Settings
 from flwr_privacy.simulations.settings.schemes import scheme
 from flwr_privacy.wire.identity import derive_seed
 
-from .data import load
 from .linear_tasks import FEATURE_NORM, BoundedMap
+from .lookup import all_records, task
 from .partition import Description, describe, partition
 from .private_descent import descend_privately
 from .records import Dataset, drawn, order_of
-from .task_list import TASKS, Task, task
+from .task_list import TASKS, Task
 from .vertical_tasks import VERTICAL_TASKS, VerticalTask, check_vertical, vertical_task
 
 __all__ = [
     "TASKS",
     "Task",
+    "all_records",
     "check_data",
     "client_data",
     "client_sizes",
@@ -49,6 +51,7 @@ __all__ = [
     "evaluate_server",
     "feature_map",
     "initial_arrays",
+    "is_tested",
     "regression_data",
     "regression_parameters",
     "task",
@@ -61,15 +64,20 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def dataset(task: Task, settings: Settings) -> Dataset:
-    """Return the records that a run uses, from its data root; see `load` for the errors.
+    """Return the records that a run uses; see `all_records` for the errors.
 
     Raises
     ------
     InvalidParameterError
-        If the settings ask for more records than there are.
+        If the settings ask for more records than there are, or for some of those of clients that
+        are given.
     """
+    for name in ("train_records", "validation_records"):
+        if task.sizes is not None and getattr(settings, name) is not None:
+            allowed = "nothing with data that is given client by client: all of it is trained on"
+            raise InvalidParameterError(name, getattr(settings, name), allowed)
     return drawn(
-        load(task.dataset, data_root=settings.data_root),
+        all_records(task, settings.data_root),
         settings.train_records,
         settings.test_records,
         settings.validation_records,
@@ -88,7 +96,7 @@ def task_of(settings: Settings) -> Task | VerticalTask:
     """
     name, vertical = settings.task, scheme(settings.scheme).vertical
     others, fitting = (TASKS, VERTICAL_TASKS) if vertical else (VERTICAL_TASKS, TASKS)
-    if name in others:
+    if name in others or (vertical and is_reference(name)):
         have = "columns of the same records" if vertical else "records of their own"
         allowed = f"a task for '{settings.scheme}', whose clients have {have}: {', '.join(fitting)}"
         raise InvalidParameterError("task", name, allowed)
@@ -120,7 +128,12 @@ def check_data(settings: Settings) -> Description | str | None:
     data = dataset(chosen, settings)
     if settings.clients is None:
         return None
-    return describe(data.labels, _parts(data, settings.clients, settings.partition, settings.seed))
+    return describe(data.labels, _split(chosen, data, settings, settings.clients))
+
+
+def is_tested(task: Task, settings: Settings) -> bool:
+    """Return whether a task has test records, on which the server evaluates the model."""
+    return len(dataset(task, settings).test_labels) > 0
 
 
 def initial_arrays(task: Task, seed: int) -> Arrays:
@@ -162,9 +175,7 @@ def client_data(
     check_integer("clients", clients, minimum=1)
     check_integer("client", index, minimum=0, maximum=clients - 1)
     data = dataset(task, settings)
-    part = partition(data.labels, clients=clients, settings=settings.partition, seed=settings.seed)[
-        index
-    ]
+    part = _split(task, data, settings, clients)[index]
     return data.features[part], data.labels[part]
 
 
@@ -182,7 +193,7 @@ def client_sizes(task: Task, settings: Settings) -> dict[str, int]:
         allowed = "the number of simulated clients, whose data are known here"
         raise InvalidParameterError("clients", None, allowed)
     data = dataset(task, settings)
-    parts = _parts(data, settings.clients, settings.partition, settings.seed)
+    parts = _split(task, data, settings, settings.clients)
     return {str(index): len(part) for index, part in enumerate(parts)}
 
 
@@ -353,9 +364,12 @@ def evaluate_server(
     Raises
     ------
     DataError, InvalidParameterError
-        As `train_client`.
+        As `train_client`; also if the task has no test records.
     """
     data = dataset(task, settings)
+    if not len(data.test_labels):
+        allowed = "a task with test records (its test), on which the server evaluates the model"
+        raise InvalidParameterError("task", task.name, allowed)
     return _evaluated(task, settings, arrays, _test_inputs(task, data), data.test_labels)
 
 
@@ -373,7 +387,7 @@ def validation_loss(task: Task, settings: Settings, arrays: Mapping[str, NDArray
     count = settings.validation_records
     if count is None:
         return evaluate_server(task, settings, arrays)["loss"]
-    whole = load(task.dataset, data_root=settings.data_root)
+    whole = all_records(task, settings.data_root)
     held = order_of("train_records", len(whole.labels), settings.seed)[-count:]
     inputs = _inputs(task, whole.features[held])
     return _evaluated(task, settings, arrays, inputs, whole.labels[held])["loss"]
@@ -405,6 +419,21 @@ def _evaluated(
     labels: NDArray[np.int64],
 ) -> dict[str, float]:
     return evaluate(_model(task, settings, arrays), features, labels, loss=task.loss)
+
+
+def _split(task: Task, data: Dataset, settings: Settings, clients: int) -> list[NDArray[np.int64]]:
+    """Return the places of each client's records: by the partition, or as the task has them."""
+    given = settings.partition.kind == GIVEN
+    if given != (task.sizes is not None):
+        allowed = f"'{GIVEN}'" if task.sizes else "a split: the task's data is not by client"
+        raise InvalidParameterError("partition", settings.partition.kind, allowed)
+    if task.sizes is None:
+        return _parts(data, clients, settings.partition, settings.seed)
+    if clients != len(task.sizes):
+        allowed = f"{len(task.sizes)}, the clients that the data is of"
+        raise InvalidParameterError("clients", clients, allowed)
+    ends = np.cumsum(task.sizes)
+    return np.split(np.arange(ends[-1]), ends[:-1])
 
 
 @lru_cache(maxsize=8)

@@ -14,6 +14,7 @@ the step to the new model (`model_step`), and what is kept across runs (`experim
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -129,6 +130,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             "quorum": self.loop.quorum,
             "deadline": self.loop.deadline,
             "on_round": self.loop.on_round,
+            "logger": self.loop.logger,
             "stragglers": self.loop.stragglers,
             "run_dir": self.loop.run_dir,
             "pins": self.loop.pins,
@@ -337,15 +339,16 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
             evaluate_config=evaluate_config,
             evaluate_fn=evaluate_fn,
         )
-        arrays = loop.begin(initial_arrays)
-        self._template = arrays_of(arrays)
-        check_names(self._template, self._keep_back_given or ())  # before a node is spoken to
-        logger.info("%s: %d rounds, experiment %s", self.scheme, num_rounds, self.experiment.id)
-        self.federation.wait(grid, timeout)
-        self.messenger.meet(grid)
-        self._begin_card(grid)
-        self.setup(grid)
-        return loop.run(arrays)
+        with nullcontext() if self.loop.logger is None else closing(self.loop.logger):
+            arrays = loop.begin(initial_arrays)
+            self._template = arrays_of(arrays)
+            check_names(self._template, self._keep_back_given or ())  # before a node is spoken to
+            logger.info("%s: %d rounds, experiment %s", self.scheme, num_rounds, self.experiment.id)
+            self.federation.wait(grid, timeout)
+            self.messenger.meet(grid)
+            self._begin_card(grid)
+            self.setup(grid)
+            return loop.run(arrays)
 
     def card(self, *, final: bool = False) -> PrivacyCard:
         """Return the privacy card: the guarantee, every charge so far, and their epsilon.

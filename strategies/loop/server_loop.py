@@ -19,6 +19,7 @@ from flwr_privacy.errors import AllRefusedError, NothingTrainedError, TooFewTrai
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.card.folder import CARD_PAGE
 from flwr_privacy.privacy.trained_count import TrainedCount
+from flwr_privacy.strategies.options.round_logger import numbers_of
 from flwr_privacy.strategies.state.ending import ending, next_commands, trained_rounds
 from flwr_privacy.strategies.state.experiment import SchemeResult, to_record
 from flwr_privacy.strategies.state.history import log, plain
@@ -226,6 +227,8 @@ class ServerLoop:
         line["seconds"] = self._seconds()
         log(line, of_the_app=strategy.metrics_phases, spent=card.guarantee.budget())
         self._experiment.end_round(line, arrays, card=card, **self._state())
+        if strategy.loop.logger is not None:
+            strategy.loop.logger.log(server_round, numbers_of(line))
         return card
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, Any]:

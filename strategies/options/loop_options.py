@@ -10,6 +10,8 @@ from flwr_privacy.errors import InvalidParameterError, check_flag, check_integer
 from flwr_privacy.keywords import checked_keywords
 from flwr_privacy.stragglers import StragglerModel, Stragglers
 
+from .round_logger import RoundLogger
+
 if TYPE_CHECKING:
     from flwr_privacy.wire.pins import Pins
 
@@ -73,6 +75,9 @@ class LoopOptions:
         into the log, the history and the privacy card. By default such a client is refused.
     on_round : callable, optional
         Called with the history line of every round.
+    logger : RoundLogger, optional
+        Gets the numbers of every round, after its checkpoint, and is closed at the end of the
+        training. What it raises ends the training, which a resume goes on with.
 
     Raises
     ------
@@ -101,6 +106,7 @@ class LoopOptions:
     forget_keys: tuple[str, ...] = ()
     accept_ledgers: tuple[str, ...] = ()
     on_round: Callable[[dict[str, Any]], None] | None = None
+    logger: RoundLogger | None = None
 
     def __post_init__(self) -> None:
         if self.clients is not None:
@@ -129,6 +135,9 @@ class LoopOptions:
         check_flag("write_card", self.write_card)
         if self.run_dir is not None and not self.write_card:
             raise InvalidParameterError("write_card", False, "true with a run_dir: it has the card")
+        if self.logger is not None and not isinstance(self.logger, RoundLogger):
+            allowed = "an object with the methods log and close (RoundLogger)"
+            raise InvalidParameterError("logger", type(self.logger).__name__, allowed)
         if self.name is not None and not isinstance(self.name, str):
             raise InvalidParameterError("name", self.name, "text")
         if self.run_dir is not None and not os.path.isdir(self.run_dir):

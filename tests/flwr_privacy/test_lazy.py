@@ -56,6 +56,7 @@ def loaded(statement: str) -> dict[str, str]:
 )
 def test_what_a_client_half_loads_can_be_read(client: str, most: int) -> None:
     modules = loaded(f"from flwr_privacy.clients import {client}, as_mod")
+    del modules["flwr_privacy"]  # names for people to import: no code
     assert sum(map(code_lines, modules.values())) <= most
     research = ("theory", "rehearsal", "scenes", "attacks", "strategies", "simulations")
     found = [name for name in modules if not set(research).isdisjoint(name.split("."))]
@@ -77,6 +78,24 @@ def test_a_client_half_loads_no_large_library_before_it_needs_one(client: str) -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_library_shows_what_people_use_and_loads_none_of_it_before() -> None:
+    assert set(loaded("import flwr_privacy")) == {"flwr_privacy", "flwr_privacy.lazy"}
+    code = (
+        "import sys, flwr_privacy.udp, flwr_privacy.accounting\n"
+        "assert not {'flwr', 'torch', 'numpy.testing', 'pandas'} & sys.modules.keys()\n"
+        "from flwr_privacy import UDP, UserLevel, simulate\n"
+        "assert callable(simulate) and UDP(privacy=UserLevel()).scheme == 'udp'\n"
+        "assert not {'pandas', 'matplotlib', 'ray', 'sklearn'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    import flwr_privacy
+
+    for name in flwr_privacy.__all__:
+        assert getattr(flwr_privacy, name).__name__ == name
+    with pytest.raises(AttributeError, match="module 'flwr_privacy' has no attribute 'nothing'"):
+        _ = flwr_privacy.nothing
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -8,7 +8,7 @@ import pytest
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.mspdq import TheorySteps
 from flwr_privacy.simulations.app.server_app import build_strategy
-from flwr_privacy.simulations.cli.run_options import settings_of
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.settings.run_settings import parse_assignments
 from flwr_privacy.simulations.tasks import tasks
 from flwr_privacy.strategies import MSP, MSPDQ

@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.simulations.calibration import rival_noise
 from flwr_privacy.simulations.calibration.formulas import Calibration, calibrate
-from flwr_privacy.simulations.cli.run_options import settings_of
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.udp import discount_T

@@ -57,6 +57,8 @@ class InlineGrid(Grid):
     stack : {"no", "yes", "auto"}, optional
         Whether a node trains the clients that it runs together. By default the environment's
         FLWR_PRIVACY_STACK says it, or else it does not.
+    pool : WorkerPool, optional
+        Runs `client_app`, in place of a pool of its own with `workers` processes; it stays open.
     """
 
     local = True
@@ -74,6 +76,7 @@ class InlineGrid(Grid):
         state: str | Path | None = None,
         insecure_seed: int | None = None,
         stack: str | None = None,
+        pool: WorkerPool | None = None,
     ) -> None:
         if isinstance(nodes, int):
             nodes = [
@@ -84,7 +87,8 @@ class InlineGrid(Grid):
         self._run = empty_run(self.run_id)
         self._faults = tuple(faults)
         self._serialise = serialise
-        self._pool = WorkerPool(client_app, workers)
+        self._pool = WorkerPool(client_app, workers) if pool is None else pool
+        self._shares_pool = pool is not None
         self._requests: dict[str, Message] = {}
         self._ready_at: dict[str, float] = {}
         self._last: set[str] = set()
@@ -110,8 +114,11 @@ class InlineGrid(Grid):
             )
 
     def close(self) -> None:
-        """Stop the worker processes and remove the grid's temporary state folder."""
-        self._pool.close()
+        """Stop the worker processes, if they are its own, and remove its temporary state folder."""
+        if self._shares_pool:
+            self._pool.clear()
+        else:
+            self._pool.close()
         if self._temporary is not None:
             self._temporary.cleanup()
 

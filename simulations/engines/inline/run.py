@@ -11,6 +11,7 @@ from flwr.serverapp import ServerApp
 from .faults import Fault
 from .flower_internals import SERVER_NODE_ID, acting_as_server
 from .grid import InlineGrid
+from .workers import WorkerPool
 
 __all__ = ["run_inline"]
 
@@ -27,6 +28,7 @@ def run_inline(
     state: str | Path | None = None,
     insecure_seed: int | None = None,
     stack: str | None = None,
+    pool: WorkerPool | None = None,
 ) -> None:
     """Run an app to its end.
 
@@ -53,6 +55,8 @@ def run_inline(
     stack : {"no", "yes", "auto"}, optional
         Whether a node trains the clients that it runs together. By default the environment's
         FLWR_PRIVACY_STACK says it, or else it does not.
+    pool : WorkerPool, optional
+        Runs `client_app`, in place of a new pool with `workers` processes; it stays open.
 
     Raises
     ------
@@ -69,6 +73,7 @@ def run_inline(
         state=state,
         insecure_seed=insecure_seed,
         stack=stack,
+        pool=pool,
     )
     context = Context(
         run_id=grid.run_id,

@@ -6,10 +6,12 @@ import logging
 import multiprocessing
 import os
 import sys
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
@@ -72,7 +74,8 @@ class _Worker:
             initializer=_start_worker,
             initargs=self._start,
         )
-        self._executor.submit(_nothing)
+        with _without_script(self._start[0]):
+            self._executor.submit(_nothing)
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
@@ -172,6 +175,28 @@ class WorkerPool:
             os.unlink(path)
         files &= needed
 
+    def clear(self) -> None:
+        """Forget what a grid asked, whose answers nobody will take, before another asks."""
+        begun = [
+            request.future
+            for request in self._waiting.values()
+            if request.future is not None and not request.future.cancel()
+        ]
+        wait(begun)  # a process may be about to read its arrays
+        for future in begun:
+            if future.exception() is None:
+                for path in future.result()[1]:
+                    os.unlink(path)
+        for request in self._waiting.values():
+            if request.files:
+                self._arrays.release(request.files)
+        for path in set().union(*self._of_states.values()):
+            os.unlink(path)
+        for worker in self._workers:
+            worker.waiting = 0
+        for table in (self._waiting, self._of_states, self._homes):
+            table.clear()
+
     def close(self) -> None:
         """Stop the processes."""
         for worker in self._workers:
@@ -224,6 +249,22 @@ def _keep_freed_memory() -> None:
         mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of malloc.h
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, (1 << 31) - 1)
+
+
+@contextmanager
+def _without_script(reference: str) -> Iterator[None]:
+    """Start processes that do not import the script of this one, unless the app is in it.
+
+    Python has each new process import it. A script that starts its simulation outside of
+    ``if __name__ == "__main__":`` would begin it again in every worker.
+    """
+    script = sys.modules["__main__"]
+    if reference.partition(":")[0] != "__main__":
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _nothing() -> None:

@@ -18,7 +18,6 @@ from flwr_privacy.simulations.engines.inline import InlineGrid
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.engines.quiet import quiet
 from flwr_privacy.simulations.tasks import tasks
-from flwr_privacy.simulations.tasks.data import load
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.wire.arrays import Arrays
 from flwr_privacy.wire.identity import derive_seed, stream
@@ -126,7 +125,7 @@ class AttackSetup:
             If the data set is missing or damaged.
         """
         check_integer("seed", seed, minimum=0)
-        data = load(task.dataset, data_root=data_root)
+        data = tasks.all_records(task, data_root)
         check_integer("clients", clients, minimum=2, maximum=len(data.labels))
         check_integer("records", records, minimum=1, maximum=len(data.labels) // clients)
         draws = stream(seed, "attack")

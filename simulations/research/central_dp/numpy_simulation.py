@@ -37,8 +37,8 @@ from flwr_privacy.privacy.cohorts import BALANCED, CYCLIC_POISSON, FIXED, POISSO
 from flwr_privacy.simulations.research.points import Point, Values
 from flwr_privacy.simulations.settings.flat_options import strategy_of
 from flwr_privacy.simulations.settings.run_settings import PartitionSettings, Settings
+from flwr_privacy.simulations.tasks.lookup import task
 from flwr_privacy.simulations.tasks.partition import partition
-from flwr_privacy.simulations.tasks.task_list import task
 from flwr_privacy.simulations.tasks.tasks import dataset, initial_arrays
 from flwr_privacy.strategies import CentralDP
 from flwr_privacy.udp import UDPNoisePlan

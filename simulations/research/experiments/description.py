@@ -338,8 +338,8 @@ def experiment(name: str) -> ExperimentDescription:
     return read(RESEARCH / room / "figures" / f"{figure}.toml", name)
 
 
-def read(path: Path, name: str) -> ExperimentDescription:
-    """Read an experiment from a file; errors are those of `experiment`."""
+def read(path: Path, name: str, *, usual: Mapping[str, Any] | None = None) -> ExperimentDescription:
+    """Read an experiment from a file, with `usual` for what is not in it; see `experiment`."""
     text = path.read_text(encoding="utf-8")
     try:
         table = tomllib.loads(text)
@@ -348,6 +348,7 @@ def read(path: Path, name: str) -> ExperimentDescription:
     curves, claims, targets = (table.pop(key, []) for key in ("curve", "claim", "target"))
     values: dict[str, Any] = {
         **{"about": "", "metrics": ["accuracy"], "axes": USUAL_AXES, "base": {}, "full": {}},
+        **(usual or {}),
         **table,
         "name": name,
         "claims": [Claim.of(entry) for entry in claims],

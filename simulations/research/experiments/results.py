@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flwr_privacy import __version__
+from flwr_privacy.simulations.reports.comparison.spread import mean_and_error
 from flwr_privacy.simulations.reports.style import drawing
 from flwr_privacy.simulations.research.udp.theory import search_cost
 from flwr_privacy.simulations.settings.effect import flat_settings
@@ -27,6 +26,7 @@ __all__ = ["FULL", "RESULTS", "ExperimentResults", "save"]
 RESULTS = "experiment.json"
 FULL = "paper's size"
 SCALED = "scaled down"
+AS_WRITTEN = "as written"
 SIMULATED = "NumPy simulation"
 
 
@@ -61,6 +61,8 @@ class ExperimentResults:
             return "computed"
         if function:
             return f"{SIMULATED}, {SCALED}" if self._smaller else SIMULATED
+        if not self.experiment.paper and not self.full:  # a file of the user's own
+            return SCALED if self._smaller else AS_WRITTEN
         return FULL if self.full else SCALED
 
     @property
@@ -81,7 +83,7 @@ class ExperimentResults:
         table = {
             "experiment": chosen.name,
             "title": chosen.title,
-            "source": f'"{chosen.paper}", {chosen.figure}',
+            "source": f'"{chosen.paper}", {chosen.figure}' if chosen.paper else chosen.figure,
             "about": chosen.about.strip(),
             "size": self.size,
             "full": self.full and chosen.smaller,
@@ -174,10 +176,7 @@ def _last(runs: Sequence[TrainedRun]) -> dict[str, tuple[float, float]]:
     whole = [run.values for run in runs if not run.diverged]
     last = {}
     for name in runs[0].values:
-        values = np.array([value[name][-1] for value in whole])
-        mean = float(values.mean()) if len(values) else math.nan
-        spread = float(values.std(ddof=1)) if len(values) > 1 else math.nan
-        last[name] = (mean, spread / math.sqrt(max(1, len(values))))
+        last[name] = mean_and_error([value[name][-1] for value in whole])
     return last
 
 

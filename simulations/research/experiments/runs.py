@@ -197,18 +197,26 @@ def _points(
 def _check(planned: Iterable[Settings]) -> None:
     """Refuse at once what the app would refuse later."""
     from flwr_privacy.simulations.app.server_app import build_strategy
-    from flwr_privacy.simulations.tasks.tasks import check_data
+    from flwr_privacy.simulations.tasks.lookup import check_own_task
+    from flwr_privacy.simulations.tasks.tasks import check_data, task_of
 
     for settings in planned:
         scheme(settings.scheme)
+        check_own_task(task_of(settings), settings.data_root)
         build_strategy(settings, None)
         check_data(settings)
 
 
 def _folder(path: Path, settings: Settings, engine: Engine) -> RunFolder:
     """Return the folder of a run: as it is if the run is complete, else a new one."""
+    from flwr_privacy.simulations.tasks.lookup import task_digest
+
+    digest = task_digest(settings.task)
     if path.exists():
         folder = RunFolder.open(path)
+        if folder.task_digest != digest:
+            allowed = f"another folder: {path.name} was trained on another task of that name"
+            raise InvalidParameterError("--out", str(path.parent), allowed)
         if replace(folder.settings, data_root=None) != replace(settings, data_root=None):
             raise InvalidParameterError(
                 "--out", str(path.parent), f"another folder: {path.name} has other settings"
@@ -216,7 +224,13 @@ def _folder(path: Path, settings: Settings, engine: Engine) -> RunFolder:
         if _complete(folder):
             return folder
         shutil.rmtree(path)
-    return RunFolder.create(path, settings, engine=engine.name, nodes=engine.nodes(settings))
+    return RunFolder.create(
+        path,
+        settings,
+        engine=engine.name,
+        nodes=engine.nodes(settings),
+        task_digest=digest,
+    )
 
 
 def _complete(folder: RunFolder) -> bool:

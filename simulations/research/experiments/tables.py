@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from flwr_privacy.simulations.reports.comparison.spread import spread_text
+
 from .results import ExperimentResults
 from .verdicts import VERDICTS
 
@@ -45,7 +47,7 @@ def curve_rows(table: Mapping[str, Any]) -> Rows:
     head = ["curve", *(f"last {name}" for name in table["metrics"]), "uplink bits", "uploads"]
     rows = []
     for curve in table["curves"]:
-        cells = [_number(*map(float, curve["last"][name])) for name in names]
+        cells = [spread_text(*map(float, curve["last"][name])) for name in names]
         diverged, runs = curve["diverged"], len(curve["runs"])
         label = curve["label"] + (f" (diverged: {diverged} of {runs})" if diverged else "")
         rows.append([label, *cells])
@@ -70,7 +72,7 @@ def _point_rows(table: Mapping[str, Any]) -> Rows:
         points = curve["points"]
         few = len(points) <= _MANY and not rounds
         for point in points if few else (points[0], points[-1]):
-            cells = [_number(*map(float, point["last"][name]), failed=failed) for name in names]
+            cells = [spread_text(*map(float, point["last"][name]), failed=failed) for name in names]
             mark = f" ({failed}: {point['diverged']})" if point["diverged"] else ""
             cells += [_search_text(point["search"])] * searches + [point.get("note", "")] * notes
             rows.append([curve["label"] + mark, f"{float(point['x']):g}", *cells])
@@ -138,15 +140,9 @@ def _comparison(claim: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     mean, error = float(entry["mean"]), float(entry["error"])
     percent = " of the latter" if claim["relative"] else ""
     if math.isfinite(mean):
-        return f"{pair}: {_number(mean, error, sign='+')}{percent}"
+        return f"{pair}: {spread_text(mean, error, sign='+')}{percent}"
     seeds = ", ".join(f"{float(value):+.4g}" for value in entry["differences"])
     return f"{pair}: by seed {seeds}{percent}"
-
-
-def _number(mean: float, error: float, *, sign: str = "", failed: str = "diverged") -> str:
-    if math.isnan(mean):
-        return failed
-    return f"{mean:{sign}.4g}" + (f" ± {error:.2g}" if math.isfinite(error) else "")
 
 
 def _rich(title: str, head: list[str], rows: list[list[str]]) -> Table:

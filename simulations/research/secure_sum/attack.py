@@ -26,7 +26,7 @@ from flwr_privacy.simulations.research.attacks.setup import (
     Report,
     listen,
 )
-from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS
+from flwr_privacy.simulations.runner.complete_settings import DEFAULT_CLIENTS
 from flwr_privacy.simulations.tasks import tasks
 from flwr_privacy.strategies import FedAvg
 from flwr_privacy.wire.arrays import Arrays

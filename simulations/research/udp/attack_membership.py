@@ -27,7 +27,6 @@ from flwr_privacy.simulations.research.attacks.membership import (
     loss_threshold,
 )
 from flwr_privacy.simulations.tasks import tasks
-from flwr_privacy.simulations.tasks.data import load
 from flwr_privacy.strategies import UDP
 from flwr_privacy.udp import RECORD_UNIT, UDPNoisePlan, sensitivity
 from flwr_privacy.wire.arrays import Arrays
@@ -116,7 +115,7 @@ def infer(
         If a value is out of range.
     """
     chosen = tasks.task(check_choice("task", task, TASKS))
-    data = load(chosen.dataset, data_root=data_root)
+    data = tasks.all_records(chosen, data_root)
     check_integer("clients", clients, minimum=2, maximum=len(data.labels) // 2)
     check_integer("records", records, minimum=1, maximum=len(data.labels) // (2 * clients))
     check_integer("shadows", shadows, minimum=4)

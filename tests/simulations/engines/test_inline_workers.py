@@ -25,6 +25,7 @@ from flwr_privacy.simulations.engines.inline.shared_arrays import (
     files_of_state,
     place_state,
 )
+from flwr_privacy.simulations.engines.inline.workers import WorkerPool
 from flwr_privacy.strategies import MSPDQ, UDP, LoopOptions, UserLevel
 
 LARGE = np.arange(20_000, dtype=np.float64).reshape(100, 200)
@@ -339,6 +340,19 @@ def test_an_app_may_hold_what_its_state_does_not_have_any_more() -> None:
         assert files(grid) == 0
         assert answered(grid, asked(grid, "put back")) == 2 * LARGE.size
         assert answered(grid, asked(grid, "read")) == 2 * LARGE.size
+
+
+def test_a_pool_serves_one_grid_after_the_other_and_keeps_nothing_of_the_first() -> None:
+    pool = WorkerPool("keeping_app:app", 1)
+    with closing(pool):
+        with closing(InlineGrid("keeping_app:app", 1, pool=pool)) as grid:
+            assert answered(grid, asked(grid, "keep 1")) == LARGE.size
+            for _ in range(4):  # nobody pulls the answers
+                asked(grid, "read")
+        assert files(grid) == 0
+        with closing(InlineGrid("keeping_app:app", 1, pool=pool)) as grid:
+            assert answered(grid, asked(grid, "read")) == 0
+            assert answered(grid, asked(grid, "keep 2")) == 2 * LARGE.size
 
 
 def test_the_folder_of_the_arrays_goes_with_the_grid() -> None:

@@ -9,8 +9,8 @@ from pinned import pinned_nodes
 
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.simulations.app import server_app
-from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.engines.inline import run_inline
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import CLIENT_APP
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.strategies.state.experiment import Experiment

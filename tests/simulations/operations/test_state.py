@@ -21,10 +21,10 @@ from flwr_privacy.pipeline.shared_reply_cache import SharedReplyCache
 from flwr_privacy.privacy.ledger import Entry, Ledger, Question
 from flwr_privacy.simulations.app.server_app import app as server_app
 from flwr_privacy.simulations.cli import app
-from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.simulations.operations import prune as pruning
 from flwr_privacy.simulations.operations.state_files import KINDS, OTHER, StateFile, state_files
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.runner.jobs import CLIENT_APP
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.wire.files import exclusive_lock

@@ -12,8 +12,8 @@ from commands import Command
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.app import client_app
 from flwr_privacy.simulations.app.server_app import app
-from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.engines.inline import run_inline
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.settings.effect import changed, check_effect, without_effect
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import (

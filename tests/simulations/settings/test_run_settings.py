@@ -1,7 +1,7 @@
 import pytest
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.cli.run_options import settings_of
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.settings.run_settings import Settings, parse_assignments
 
 

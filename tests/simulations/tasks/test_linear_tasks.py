@@ -16,9 +16,9 @@ from flwr_privacy.simulations.app import client_app
 from flwr_privacy.simulations.app.server_app import app as server_app
 from flwr_privacy.simulations.app.server_app import build_strategy
 from flwr_privacy.simulations.cli import app
-from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.engines.inline import InlineGrid, run_inline
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import PartitionSettings, Settings
 from flwr_privacy.simulations.tasks import tasks

@@ -13,8 +13,8 @@ from flwr_privacy.fedvs.data import ids_digest
 from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.simulations.app.server_app import app as server_app
 from flwr_privacy.simulations.app.server_app import build_strategy, initial_arrays
-from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.engines.inline import run_inline
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings, TrainingSettings
 from flwr_privacy.simulations.settings.schemes import SCHEMES

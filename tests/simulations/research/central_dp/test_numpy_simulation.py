@@ -9,7 +9,6 @@ import pytest
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.app.server_app import app
-from flwr_privacy.simulations.cli.run_options import settings_of
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.simulations.research.central_dp.numpy_simulation import (
     accuracies,
@@ -18,6 +17,7 @@ from flwr_privacy.simulations.research.central_dp.numpy_simulation import (
     plan_of,
     sum_noise,
 )
+from flwr_privacy.simulations.runner.complete_settings import settings_of
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
 POINT: dict[str, Any] = {

@@ -1,27 +1,23 @@
-"""The commands of research: `calibrate`, `attack`, `experiment`, `replication`, `reliability`."""
+"""The commands `calibrate` and `best-rounds`: how much noise, and how long to train."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from click.core import ParameterSource
 
-from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
-from flwr_privacy.simulations.runner.jobs import DEFAULT_CLIENTS, Engine
+from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
+from flwr_privacy.simulations.cli.run_options import Assignments
+from flwr_privacy.simulations.runner.complete_settings import DEFAULT_CLIENTS, settings_of
 from flwr_privacy.simulations.settings.run_settings import parse_assignments
-
-from .operator_options import check_can_write
-from .run_options import Assignments, DataRoot, settings_of
 
 if TYPE_CHECKING:
     from flwr_privacy.evaluation import PrivateEvaluation
 
-__all__ = ["attack", "best_rounds", "calibrate", "experiment", "reliability", "replication"]
+__all__ = ["best_rounds", "calibrate"]
 
 
 def calibrate(
@@ -278,218 +274,3 @@ def best_rounds(
     )
     for line in search(problem, epsilon=epsilon, delta=delta):
         typer.echo(line)
-
-
-def attack(
-    scheme: Annotated[
-        str,
-        typer.Argument(
-            help="What to attack: secure-sum, mspdq, udp, acfl, m2fdp, fedvs; or audit; or "
-            "canaries in a language model."
-        ),
-    ],
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="Task of secure-sum and m2fdp: digits-linear (default), digits-mlp, mnist-mlp; of "
-            "mspdq: digits-lenet (default), mnist-lenet; of udp: digits-mlp (default), "
-            "digits-linear; of acfl: digits-pixels, digits-rff (default: both); of fedvs: digits; "
-            "of audit: one scheme; of canaries: one method."
-        ),
-    ] = None,
-    clients: Annotated[
-        int | None,
-        typer.Option(
-            help="Clients; by default 20, of mspdq 6, of udp 2, of acfl, m2fdp 5, of fedvs 16, of "
-            "an audit's crowd 150, with canaries 100."
-        ),
-    ] = None,
-    records: Annotated[
-        int | None,
-        typer.Option(
-            help="Records of each client; by default 1, of udp 50, of acfl 20; of fedvs 32 rows "
-            "that all share; with canaries 24 sentences."
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Root of all random draws except those of the schemes.")
-    ] = 0,
-    seeds: Annotated[
-        int, typer.Option(help="How many seeds from there on; of several, numbers are ranges.")
-    ] = 1,
-    data_root: DataRoot = None,
-    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/attack"),
-) -> None:
-    """Attack a scheme: show which records a server recovers, or audit the noise of all schemes."""
-    from rich.console import Console
-
-    from flwr_privacy.simulations.research.attack import ATTACKS, ONE_SEED
-    from flwr_privacy.simulations.research.attacks.over_seeds import over_seeds
-    from flwr_privacy.simulations.research.attacks.setup import AttackOptions
-
-    attack = ATTACKS[check_choice("scheme", scheme, ATTACKS)]
-    if check_integer("seeds", seeds, minimum=1) != 1 and scheme in ONE_SEED:
-        allowed = f"1 for {scheme}: the error of its verdicts is controlled over one report"
-        raise InvalidParameterError("seeds", seeds, allowed)
-    options = AttackOptions(
-        task=task,
-        clients=clients,
-        records=records,
-        seed=seed,
-        data_root=data_root,
-        out=out,
-    )
-    report = over_seeds(attack, options, seeds=seeds)
-    console = Console()
-    for table in report.tables:
-        console.print(table)
-    typer.echo(report.legend)
-    for picture in report.pictures:
-        typer.echo(f"picture: {picture}")
-    typer.echo(report.verdict)
-
-
-def experiment(
-    name: Annotated[str | None, typer.Argument(help="<scheme>/<figure>; see --list.")] = None,
-    show: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="The paper's size; by default scaled down.")
-    ] = False,
-    engine: Annotated[str, typer.Option(help="inline (this process, default) or ray.")] = "inline",
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time; by default 2 inline, 1 on Ray.")
-    ] = None,
-    data_root: DataRoot = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for runs and results; by default one in runs/experiments/."),
-    ] = None,
-    seeds: Annotated[
-        str, typer.Option(help="Seeds; a verdict takes three. Finished runs are kept.")
-    ] = "0,1,2",
-) -> None:
-    """Train the curves of a paper's figure, draw them, and check the paper's claims."""
-    from flwr_privacy.simulations.research.experiments import description as experiments
-
-    if name is None or show:
-        for known in experiments.names():
-            typer.echo(f"{known:24} {experiments.experiment(known).title}")
-        return
-    from rich.console import Console
-
-    from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
-    from flwr_privacy.simulations.research.experiments.runs import train
-    from flwr_privacy.simulations.research.experiments.tables import tables
-
-    chosen = experiments.experiment(name)
-    folder = out or Path("runs/experiments", f"{name}-full" if full else name)
-    numbers, where = experiments.read_seeds(seeds), Engine(name=engine)
-    check_can_write(folder, folder=True)
-    runs = train(
-        chosen,
-        folder,
-        seeds=numbers,
-        engine=where,
-        jobs=(2 if engine == "inline" else 1) if jobs is None else jobs,
-        full=full,
-        data_root=data_root,
-    )
-    results = ExperimentResults(experiment=chosen, full=full, runs=runs)
-    picture, written = save(results, folder)
-    for table in tables(results):
-        Console().print(table)
-    typer.echo(f"picture: {picture}\nnumbers: {written}")
-
-
-def replication(
-    runs: Annotated[Path, typer.Option(help="Folder with the results of experiments.")] = Path(
-        "runs/experiments"
-    ),
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/replication.md"),
-) -> None:
-    """Write the verdicts of all experiments that were run to one page.
-
-    An existing page keeps its entries for experiments that have no results in the folder.
-    """
-    from flwr_privacy.simulations.research.experiments.replication import replication as page
-    from flwr_privacy.wire.files import write_text
-
-    check_can_write(out)
-    text = page(runs, out.read_text(encoding="utf-8") if out.is_file() else "")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, text)
-    typer.echo(f"page: {out}")
-
-
-def reliability(
-    scheme: Annotated[
-        list[str] | None,
-        typer.Option(help="Scheme, as often as needed; by default all schemes of the matrix."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/reliability.md"),
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            help="Rounds, at least 20, of a training with random faults, in place of the tables."
-        ),
-    ] = None,
-    outage: Annotated[
-        bool,
-        typer.Option(
-            "--outage", help="Lose each exchange with all clients, in place of the tables."
-        ),
-    ] = False,
-    pairs: Annotated[
-        int | None,
-        typer.Option(help="Trainings with two random faults, such as 60, in place of the tables."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Root of the random faults.")] = 1,
-) -> None:
-    """Inject every fault in every phase of the schemes, whole outages, or random faults.
-
-    An existing page keeps its entries for schemes that are not asked for.
-    """
-    from flwr_privacy.simulations.reliability import page as pages
-    from flwr_privacy.simulations.reliability.federations import FEDERATIONS
-    from flwr_privacy.simulations.reliability.matrix import DEFECT, matrix
-    from flwr_privacy.wire.files import write_text
-
-    chosen = [check_choice("scheme", name, FEDERATIONS) for name in scheme or FEDERATIONS]
-    asked = {"--rounds": rounds is not None, "--outage": outage, "--pairs": pairs is not None}
-    given = [name for name, there in asked.items() if there]
-    if len(given) > 1:
-        raise InvalidParameterError("options", given, f"one of {', '.join(asked)}")
-    check_can_write(out)
-    section = ""
-    found_of: Callable[[str], pages.Found] | None = None
-    if rounds is not None:
-        section, found_of = pages.LONG, partial(pages.long_run_of, rounds=rounds, seed=seed)
-    elif outage:
-        section, found_of = pages.OUTAGES, pages.outages_of
-    elif pairs is not None:
-        section, found_of = pages.PAIRS, partial(pages.pairs_of, count=pairs, seed=seed)
-    if found_of is not None:
-        wrong = pages.write_rows(section, chosen, found_of, out=out, say=typer.echo)
-        typer.echo(f"page: {out}")
-        for line in wrong:
-            typer.echo(f"defect: {line}", err=True)
-        if wrong:
-            raise typer.Exit(1)
-        return
-    order = [federation.title for federation in FEDERATIONS.values()]
-    matrices = {}
-    for name in chosen:
-        title = FEDERATIONS[name].title
-        matrices[title] = matrix(FEDERATIONS[name])
-        typer.echo(f"{title}\n{pages.table(matrices[title])}\n")
-        # After each: the whole takes minutes, and somebody may have enough.
-        earlier = out.read_text(encoding="utf-8") if out.exists() else ""
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, pages.page(matrices, order=order, earlier=earlier))
-    typer.echo(f"page: {out}")
-    cells = [(title, cell) for title, found in matrices.items() for cell in found]
-    defects = [(title, cell) for title, cell in cells if cell.verdict == DEFECT]
-    for title, cell in defects:
-        typer.echo(f"defect: {title}, {cell.fault}, phase {cell.phase}: {cell.why}", err=True)
-    if defects:
-        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""The commands of research, a module for each."""

@@ -1,0 +1,96 @@
+"""The commands `experiment` and `replication`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flwr_privacy.simulations.cli.operator_options import check_can_write
+from flwr_privacy.simulations.cli.run_options import DataRoot
+from flwr_privacy.simulations.runner.jobs import Engine
+from flwr_privacy.simulations.settings.own_code import search_current_folder
+
+__all__ = ["experiment", "replication"]
+
+
+def experiment(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="<scheme>/<figure>, see --list; or a TOML file of your own."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's size; by default scaled down.")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="inline (this process, default) or ray.")] = "inline",
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time; by default 2 inline, 1 on Ray.")
+    ] = None,
+    data_root: DataRoot = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for runs and results; by default one in runs/experiments/, for a file of "
+            "your own one beside it."
+        ),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds; a verdict takes three. Finished runs are kept.")
+    ] = "0,1,2",
+) -> None:
+    """Train the curves of a paper's figure, or of your own, draw them, and check the claims."""
+    from flwr_privacy.simulations.research.experiments import description as experiments
+
+    if name is None or show:
+        for known in experiments.names():
+            typer.echo(f"{known:24} {experiments.experiment(known).title}")
+        return
+    from rich.console import Console
+
+    from flwr_privacy.simulations.research.experiments.own_file import is_own_file, own_experiment
+    from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
+    from flwr_privacy.simulations.research.experiments.runs import train
+    from flwr_privacy.simulations.research.experiments.tables import tables
+
+    if is_own_file(name):
+        search_current_folder()
+        chosen, beside = own_experiment(Path(name), full=full), Path(name).with_suffix("")
+    else:
+        chosen, beside = experiments.experiment(name), Path("runs/experiments", name)
+    folder = out or (beside.with_name(f"{beside.name}-full") if full else beside)
+    numbers, where = experiments.read_seeds(seeds), Engine(name=engine)
+    check_can_write(folder, folder=True)
+    runs = train(
+        chosen,
+        folder,
+        seeds=numbers,
+        engine=where,
+        jobs=(2 if engine == "inline" else 1) if jobs is None else jobs,
+        full=full,
+        data_root=data_root,
+    )
+    results = ExperimentResults(experiment=chosen, full=full, runs=runs)
+    picture, written = save(results, folder)
+    for table in tables(results):
+        Console().print(table)
+    typer.echo(f"picture: {picture}\nnumbers: {written}")
+
+
+def replication(
+    runs: Annotated[Path, typer.Option(help="Folder with the results of experiments.")] = Path(
+        "runs/experiments"
+    ),
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/replication.md"),
+) -> None:
+    """Write the verdicts of all experiments that were run to one page.
+
+    An existing page keeps its entries for experiments that have no results in the folder.
+    """
+    from flwr_privacy.simulations.research.experiments.replication import replication as page
+    from flwr_privacy.wire.files import write_text
+
+    check_can_write(out)
+    text = page(runs, out.read_text(encoding="utf-8") if out.is_file() else "")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, text)
+    typer.echo(f"page: {out}")
