@@ -37,6 +37,7 @@ PUBLIC = (
     "flwr_privacy.simulations.engines.inline",
     "flwr_privacy.simulations.testing",
     "flwr_privacy.errors",
+    "flwr_privacy",
 )
 """Packages whose `__all__` is public, in the order in which they claim a name."""
 
