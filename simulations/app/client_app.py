@@ -15,13 +15,19 @@ from numpy.typing import NDArray
 
 from flwr_privacy.clients import FedVSClient, SchemeClient, as_mod
 from flwr_privacy.clients.node.adapters import OwnClient
-from flwr_privacy.clients.node.context_store import STATE_VARIABLE, is_simulated
+from flwr_privacy.clients.node.context_store import (
+    STATE_VARIABLE,
+    is_simulated,
+    is_simulated_client,
+)
 from flwr_privacy.clients.node.node_settings import may_run_any
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.engines.superlink import TEST_SEED_VARIABLE
+from flwr_privacy.simulations.settings.own_code import is_reference
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.settings.schemes import client_of, scheme
 from flwr_privacy.simulations.tasks import tasks
-from flwr_privacy.simulations.tasks.lookup import check_same_task
+from flwr_privacy.simulations.tasks.lookup import ALLOWED_VARIABLE, check_same_task
 from flwr_privacy.simulations.tasks.vertical_tasks import vertical_data, vertical_task
 from flwr_privacy.wire.identity import client_id_from, derive_seed
 
@@ -135,7 +141,13 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _settings(context: Context) -> Settings:
-    return _parsed(str(context.run_config["settings"]))
+    """Return the run's settings; what a server names is imported only where the node allows it."""
+    settings = _parsed(str(context.run_config["settings"]))
+    own = is_reference(settings.task) and not is_simulated_client(context)
+    if own and os.environ.get(ALLOWED_VARIABLE) != settings.task:
+        allowed = f"a task of a package, or the one that the node's {ALLOWED_VARIABLE} names"
+        raise InvalidParameterError("task", settings.task, allowed)
+    return settings
 
 
 @lru_cache(maxsize=4)

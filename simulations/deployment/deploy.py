@@ -17,8 +17,10 @@ from flwr_privacy.privacy.policy import Policy
 from flwr_privacy.simulations.engines.flower_processes import HOST, check_port
 from flwr_privacy.simulations.runner.jobs import APP, check_task, shown
 from flwr_privacy.simulations.runner.progress import format_seconds
+from flwr_privacy.simulations.settings.own_code import is_reference
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 from flwr_privacy.simulations.settings.run_settings import Settings
+from flwr_privacy.simulations.tasks.lookup import ALLOWED_VARIABLE
 
 from .nodes import DeployedNode, prepare, tree_of
 from .processes import Deployment, DeploymentError
@@ -194,7 +196,7 @@ def deploy(
         deployment = Deployment(
             nodes=nodes,
             folder=folder,
-            node_environment=_threads(len(members)),
+            node_environment={**_threads(len(members)), **_own_task(run.settings.task)},
             port=options.port,
         )
         with deployment:
@@ -273,6 +275,11 @@ def _threads(nodes: int) -> dict[str, str]:
     if "OMP_NUM_THREADS" in os.environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nodes))}
+
+
+def _own_task(name: str) -> dict[str, str]:
+    """Return what lets the nodes run a task of the user's, which the server names to them."""
+    return {ALLOWED_VARIABLE: name} if is_reference(name) else {}
 
 
 def what_happened(run: RunFolder) -> list[str]:

@@ -29,6 +29,7 @@ from .task_list import TASKS, Task
 from .vertical_tasks import VERTICAL_TASKS, VerticalTask
 
 __all__ = [
+    "ALLOWED_VARIABLE",
     "GROUP",
     "all_records",
     "check_own_task",
@@ -40,6 +41,9 @@ __all__ = [
 
 GROUP = "flwr_privacy.tasks"
 """Group of the entry points with which packages install tasks."""
+
+ALLOWED_VARIABLE = "FLWR_PRIVACY_ALLOWED_TASK"
+"""Environment variable of a deployed node: the one ``module:function`` that a server may name."""
 
 _PROBED = 8  # records that are put through a model before a run
 

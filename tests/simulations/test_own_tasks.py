@@ -3,12 +3,19 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Command
+from flwr.app import Context, Message, RecordDict
 from own_modules import OWN_TASK, own_folder, write_module
 
+from flwr_privacy.clients.node.context_store import SIMULATED
+from flwr_privacy.errors import CheckpointError, InvalidParameterError
+from flwr_privacy.simulations.app import client_app
+from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.settings.run_folder import RunFolder
+from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.tasks import lookup
 
 __all__ = ["own_folder"]
@@ -114,3 +121,30 @@ def test_it_is_trained_inline_by_two_workers(command: Command, own_folder: Path)
     done = command(*RUN, "--workers", "2", "--out", "r", "--task", task_in(own_folder))
     assert done.returncode == 0, done.stderr
     assert RunFolder.open(own_folder / "r").rounds()[-1]["server"]["accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("allowed", [None, "other:task", "itself"])
+def test_a_server_cannot_name_what_a_deployed_node_imports(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, allowed: str | None
+) -> None:
+    """The run configuration comes from the server, and an import executes what it names."""
+    name = task_in(own_folder)
+    module = name.partition(":")[0]
+    monkeypatch.syspath_prepend(str(own_folder))
+    if allowed is not None:
+        monkeypatch.setenv(lookup.ALLOWED_VARIABLE, name if allowed == "itself" else allowed)
+    run_config: dict[str, Any] = {"settings": Settings(task=name).to_toml(), "run-dir": ""}
+    with acting_as_server(1):
+        message = Message(RecordDict(), dst_node_id=1, message_type="train")
+
+    def asked(node_config: dict[str, Any]) -> None:
+        context = Context(1, 1, node_config, RecordDict(), run_config)
+        client_app.scheme_mod(message, context, lambda message, _: message)
+
+    if allowed != "itself":
+        with pytest.raises(InvalidParameterError, match=r"task = .*FLWR_PRIVACY_ALLOWED_TASK"):
+            asked({"partition-id": 0, "num-partitions": 2})
+        assert module not in sys.modules
+    run_config["task-digest"] = "0-0"  # so that it is imported, and found to be another
+    with pytest.raises(CheckpointError, match="not the one with which the run has begun"):
+        asked({SIMULATED: allowed != "itself"})

@@ -60,7 +60,7 @@ DELTA = 1e-5
 _ADAPTED = ["query", "value", "wider", "narrower"]
 _RANK = 4
 _NORM = 1.0
-_RATE, _STEPS = 0.5, 8  # of private steps: about as many records as four passes have
+_RATE, _STEPS = 0.5, 4  # of private steps: about as many records as two passes have
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ __all__ = ["report"]
 
 _CODES = 16  # in each group
 _CLIENTS, _SENTENCES = 100, 24
-_PUBLIC, _ROUNDS, _EPOCHS = 60_000, 4, 4
+_PUBLIC, _ROUNDS, _EPOCHS = 60_000, 4, 2
 _EPSILON = 8.0
 
 _LEGEND = f"""\
