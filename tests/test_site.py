@@ -129,6 +129,8 @@ NUMBERS = [
     ("central-dp/less-noise", "server, fixed", 0.519),
     ("central-dp/less-noise", "server, balanced", 0.671),
     ("central-dp/less-noise", "server, banded", 0.791),
+    ("central-dp/committee", "committee, banded", 0.816),
+    ("central-dp/committee", "shares, independent", 0.521),
     ("m2fdp/figure5-digits-equal", "M2FDP, p = 1 | 60", 0.595),
     ("m2fdp/figure5-digits-equal", "M2FDP, p = 0.5 | 60", 0.331),
     ("m2fdp/figure5-digits-equal", "HFL-DP | 60", 0.244),
