@@ -7,7 +7,7 @@ import torch
 from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.simulations.settings.run_settings import PartitionSettings, Settings
-from flwr_privacy.simulations.tasks import tasks
+from flwr_privacy.simulations.tasks import lookup, tasks
 from flwr_privacy.simulations.tasks.data import DATASETS, Dataset, load
 from flwr_privacy.wire.identity import derive_seed
 
@@ -248,7 +248,7 @@ def any_data(monkeypatch):
             test_labels=labels[60:],
             classes=2,
         )
-        monkeypatch.setattr(tasks, "load", lambda *args, **kwargs: held)
+        monkeypatch.setattr(lookup, "load", lambda *args, **kwargs: held)
         return held
 
     return put
