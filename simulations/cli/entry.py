@@ -11,12 +11,13 @@ __all__ = ["EXTRAS", "main"]
 
 EXTRAS = {
     "simulation": (
-        *("flwr_datasets", "galois", "greenlet", "jinja2", "matplotlib", "pandas", "PIL", "ray"),
-        *("sklearn", "threadpoolctl", "torch"),
+        *("cloudpickle", "flwr_datasets", "galois", "greenlet", "jinja2", "matplotlib", "pandas"),
+        *("PIL", "ray", "sklearn", "threadpoolctl", "torch"),
     ),
     "vision": ("torchvision",),
     "adapters": ("peft",),
     "dp-sgd": ("opacus",),
+    "tensorboard": ("tensorboard",),
 }
 """The extras of the distribution, and the packages that Python imports from them."""
 
