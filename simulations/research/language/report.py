@@ -220,14 +220,16 @@ def _draw(found: Sequence[Finding], path: Path) -> Path:
     figure = Figure(figsize=(13, 4.5))
     panels = figure.subplots(1, 2, sharey=True)
     for axes, adversary in zip(panels, (MODEL, SERVER), strict=True):
-        _draw_panel(axes, [one for one in found if adversary in one.exposures], adversary)
+        _draw_panel(axes, found, adversary)
     panels[0].set_ylabel("exposure in bits")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
     return save(figure, path)
 
 
 def _draw_panel(axes: Axes, found: Sequence[Finding], adversary: str) -> None:
-    for place, finding in enumerate(found):
+    for place, finding in enumerate(found):  # a method has one colour in both panels
+        if adversary not in finding.exposures:
+            continue
         groups = finding.exposures[adversary]
         means = np.array([group.mean for group in groups.values()])
         ends = np.array([[group.low, group.high] for group in groups.values()]).T
