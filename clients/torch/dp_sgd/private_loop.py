@@ -171,7 +171,7 @@ class PrivateLoop:
         self._broken, self._counted = False, None
 
     def _take(self, counted: NDArray[np.bool_]) -> None:
-        self._checksame()
+        self._check_same()
         self._new_rates |= self._learning_rates() != self._first_rates
         if self.rehearsing:
             self._rehearse(len(counted))
@@ -295,7 +295,7 @@ class PrivateLoop:
                 "requires_grad_(False) for what has no part in the loss",
             )
 
-    def _checksame(self) -> None:
+    def _check_same(self) -> None:
         """Refuse weights and moments that something else than a private step has changed."""
         changed = [
             name

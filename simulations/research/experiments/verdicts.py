@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
+from flwr_privacy.simulations.reports.comparison.spread import mean_and_error
 
 from .claims import Claim
 from .curves import COSTS, END, TrainedRun, point
@@ -108,7 +109,7 @@ def verdict_of(differences: NDArray[np.float64]) -> tuple[float, float, str]:
     >>> verdict_of(np.array([0.25, 0.5, 0.75]))[2], verdict_of(np.array([-0.25, 0.5, 0.0]))[2]
     ('reproduced', 'undecided')
     """
-    mean, error = _mean(differences)
+    mean, error = mean_and_error(differences.tolist())
     if len(differences) < SEEDS:
         return mean, error, UNDECIDED
     return mean, error, _sided(mean, error)
@@ -188,7 +189,7 @@ def _compared(table: _Table, first: str, second: str) -> Comparison:
         if claim.relative:  # to what was never reached there is no share
             size = np.abs(theirs)
             differences = np.where(np.isinf(size), differences, differences / size)
-        mean, error = _mean(differences)
+        mean, error = mean_and_error(differences.tolist())
         if table.exact and len(differences) == 1:
             error = 0.0
     return Comparison(
@@ -218,12 +219,6 @@ def _verdict(
         holds = bool(np.all(differences > claim.margin))
         fails = bool(np.all(differences < claim.margin))
     return REPRODUCED if holds else NOT_REPRODUCED if fails else UNDECIDED
-
-
-def _mean(differences: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the mean and its standard error."""
-    spread = float(np.std(differences, ddof=1)) if len(differences) > 1 else math.nan
-    return float(np.mean(differences)), spread / math.sqrt(len(differences))
 
 
 def _sided(mean: float, error: float) -> str:

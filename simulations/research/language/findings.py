@@ -1,12 +1,12 @@
 """Puts together what fine-tunings with several seeds tell, and compares LoRA with FFA-LoRA."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_privacy.simulations.reports.comparison.spread import mean_and_error
 from flwr_privacy.simulations.research.attacks.one_run_fdp import FDPAudit, fdp_audit
 from flwr_privacy.simulations.research.experiments.verdicts import verdict_of
 
@@ -58,16 +58,9 @@ class Finding:
         return f"{self.method.name}, FFA" if self.one_factor else self.method.name
 
     @property
-    def loss(self) -> float:
-        """The mean loss."""
-        return float(np.mean(self.losses))
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean loss; NaN with one seed."""
-        if len(self.losses) == 1:
-            return math.nan
-        return float(np.std(self.losses, ddof=1)) / math.sqrt(len(self.losses))
+    def loss(self) -> tuple[float, float]:
+        """The mean loss and its standard error, which is NaN with one seed."""
+        return mean_and_error(self.losses)
 
     @property
     def refuted(self) -> bool:

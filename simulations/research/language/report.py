@@ -192,8 +192,8 @@ def _promises(found: Sequence[Finding]) -> Table:
         lines.add_row(
             one.name,
             {"user": "users", "record": "records"}.get(one.method.unit or "", "nothing"),
-            f"{one.loss:.3f}{_plus_minus(one.error)}",
-            f"{math.exp(one.loss):.1f}",
+            f"{one.loss[0]:.3f}{_plus_minus(one.loss[1])}",
+            f"{math.exp(one.loss[0]):.1f}",
             f"<= {one.epsilon:.2f}" if promised else "none",
             f">= {one.audit.epsilon:.2f}" if one.audit else "",
             f"{one.ceiling:.2f}" if promised else "",
