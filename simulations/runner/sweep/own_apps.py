@@ -24,6 +24,7 @@ from flwr_privacy.wire.files import exclusive_lock, write_text
 from .bar import SweepBar
 from .points import Point
 from .results import Results
+from .run_folders import check_same
 
 __all__ = ["app_of", "app_points", "carry_out_app"]
 
@@ -102,7 +103,8 @@ def carry_out_app(
     client_app, server_app = app
     config = {folder / point.folder: own for point, own in runs}
     for path, own in config.items():
-        _check_same(path, {**own, "clients": clients})
+        if (kept := path / _CONFIG).exists():
+            check_same(path, json.loads(kept.read_bytes()), {**own, "clients": clients})
     waiting = [path for path in config if _completed(path) is None]
     rounds = sum(int(config[path]["num-server-rounds"]) for path in waiting)
     with (
@@ -159,20 +161,6 @@ def _found(path: Path) -> CardRun:
             "flwr_privacy, without a run_dir of its own and with write_card=True"
         )
     return CardRun(cards[-1].parent)
-
-
-def _check_same(path: Path, config: Mapping[str, Any]) -> None:
-    if not (path / _CONFIG).exists():
-        return
-    there = json.loads((path / _CONFIG).read_bytes())
-    differing = [
-        f"{key} = {there.get(key)!r} there and {config.get(key)!r} here"
-        for key in dict.fromkeys([*there, *config])
-        if there.get(key) != config.get(key)
-    ]
-    if differing:
-        allowed = f"another folder: the run in it has {'; '.join(differing)}"
-        raise InvalidParameterError("out", str(path), allowed)
 
 
 @contextmanager

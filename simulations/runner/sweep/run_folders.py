@@ -16,7 +16,7 @@ from flwr_privacy.wire.files import write_text
 from .bar import SweepBar
 from .points import Point
 
-__all__ = ["carry_out_missing", "check_same_task", "open_or_create", "sweep_folder"]
+__all__ = ["carry_out_missing", "check_same", "check_same_task", "open_or_create", "sweep_folder"]
 
 RUNS = Path("runs")
 _TASK_FILE = "task.json"
@@ -61,7 +61,8 @@ def open_or_create(
     for point in points:  # before the first new folder is made
         path = folder / point.folder
         if path.exists():
-            _check_same(RunFolder.open(path), point)
+            there = flat_settings(RunFolder.open(path).settings)
+            check_same(path, there, flat_settings(_settings_of(point)))
         engine.nodes(_settings_of(point))
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / _TASK_FILE, json.dumps(dict(digests), indent=1) + "\n")
@@ -99,16 +100,22 @@ def carry_out_missing(runs: Sequence[RunFolder], engine: Engine, progress: bool 
             carry_out(waiting, engine, resume=True, show=bar.show)
 
 
-def _check_same(run: RunFolder, point: Point) -> None:
-    there, asked = flat_settings(run.settings), flat_settings(_settings_of(point))
+def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse a folder whose run has other settings than the one that is to go there.
+
+    Raises
+    ------
+    InvalidParameterError
+        If it has; it says what differs.
+    """
     differing = [
-        f"{key} = {_told(there, key)} there and {_told(asked, key)} here"
-        for key in dict.fromkeys([*there, *asked])
-        if there.get(key) != asked.get(key)
+        f"{key} = {_told(there, key)} there and {_told(here, key)} here"
+        for key in dict.fromkeys([*there, *here])
+        if there.get(key) != here.get(key)
     ]
     if differing:
         allowed = f"another folder: the run in it has {'; '.join(differing)}"
-        raise InvalidParameterError("out", str(run.path), allowed)
+        raise InvalidParameterError("out", str(path), allowed)
 
 
 def _settings_of(point: Point) -> Settings:
