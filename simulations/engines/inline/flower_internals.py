@@ -1,10 +1,18 @@
 """All uses of Flower's private functions, so that a new Flower release breaks one module only."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from flwr.app import Message
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import client_app
+from flwr.common.serde import (
+    message_from_proto,
+    message_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -13,7 +21,10 @@ __all__ = [
     "acting_as_server",
     "assign_message_id",
     "empty_run",
+    "inside_of_mods",
     "over_the_wire",
+    "records_from_bytes",
+    "records_to_bytes",
 ]
 
 SERVER_NODE_ID = 1
@@ -44,3 +55,31 @@ def empty_run(run_id: int) -> Run:
 def over_the_wire(message: Message) -> Message:
     """Return a message as it comes out of Flower's serialisation."""
     return message_from_proto(message_to_proto(message))
+
+
+def records_to_bytes(content: RecordDict) -> bytes:
+    """Return records in Flower's serialisation."""
+    written: bytes = recorddict_to_proto(content).SerializeToString()
+    return written
+
+
+def records_from_bytes(written: bytes) -> RecordDict:
+    """Return the records of `records_to_bytes`."""
+    return recorddict_from_proto(RecordDictProto.FromString(written))
+
+
+ClientFunction = Callable[[Message, Context], Message]
+
+
+def inside_of_mods(around: Callable[[ClientFunction], ClientFunction]) -> None:
+    """Have every ClientApp that is made from now on call its functions through `around`.
+
+    What `around` returns stands inside of all mods: it sees what the app's own code is given and
+    what that returns, before a mod clips, noises or masks it.
+    """
+    make_ffn = client_app.make_ffn
+
+    def made(function: ClientFunction, mods: list[Any]) -> ClientFunction:
+        return make_ffn(around(function), mods)
+
+    client_app.make_ffn = made

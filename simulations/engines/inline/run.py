@@ -13,7 +13,7 @@ from .flower_internals import SERVER_NODE_ID, acting_as_server
 from .grid import InlineGrid
 from .workers import WorkerPool
 
-__all__ = ["run_inline"]
+__all__ = ["run_inline", "run_on"]
 
 
 def run_inline(
@@ -75,6 +75,19 @@ def run_inline(
         stack=stack,
         pool=pool,
     )
+    run_on(grid, server_app, run_config)
+
+
+def run_on(
+    grid: InlineGrid, server_app: ServerApp, run_config: Mapping[str, Any] | None = None
+) -> None:
+    """Run an app's server half on a grid to its end, and close the grid.
+
+    Raises
+    ------
+    Exception
+        Whatever the ServerApp raises.
+    """
     context = Context(
         run_id=grid.run_id,
         node_id=SERVER_NODE_ID,

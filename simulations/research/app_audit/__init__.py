@@ -1,0 +1,1 @@
+"""What the server learns from an app: `flwr-privacy audit`."""

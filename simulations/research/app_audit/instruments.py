@@ -1,0 +1,223 @@
+"""Looks into an app from inside its process: what its own functions return, what torch trains on.
+
+Nothing of this is part of what a server sees. It is what the findings are compared with.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from numpy.typing import NDArray
+
+from flwr_privacy.simulations.engines.inline.flower_internals import ClientFunction, inside_of_mods
+
+from .transcript import Training
+
+__all__ = ["Inside", "Replace", "watch"]
+
+KEPT = 64
+"""Records of a training that are kept."""
+
+_LOSSES = (
+    *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+)
+
+Replace = Callable[[Message, Context, ClientFunction], Message]
+"""Answers in place of the app's own function, which is its last argument."""
+
+
+@dataclass
+class Inside:
+    """What was seen inside of one answer.
+
+    Parameters
+    ----------
+    requests, replies : list of RecordDict
+        What the app's own functions were given and what they returned.
+    model : object, optional
+        The torch module that was trained; the largest where there are several.
+    """
+
+    requests: list[RecordDict] = field(default_factory=list)
+    replies: list[RecordDict] = field(default_factory=list)
+    model: Any = None
+    _inputs: list[NDArray[Any]] = field(default_factory=list)
+    _labels: list[NDArray[Any]] = field(default_factory=list)
+    _digests: set[bytes] = field(default_factory=set)
+    _histogram: Counter[int] = field(default_factory=Counter)
+    _steps: int = 0
+    _running: bool = False
+
+    def clear(self) -> None:
+        """Forget everything: another answer begins."""
+        self.__dict__.update(vars(Inside()))
+
+    @property
+    def training(self) -> Training | None:
+        """What torch trained on; None where it did not train."""
+        if not self._steps:
+            return None
+        inputs, labels = self._inputs, self._labels
+        return Training(
+            inputs=np.concatenate(inputs)[:KEPT] if inputs else np.zeros(0),
+            labels=np.concatenate(labels)[:KEPT] if labels else np.zeros(0),
+            histogram=dict(sorted(self._histogram.items())),
+            records=len(self._digests),
+            steps=self._steps,
+        )
+
+    def step(self, model: Any, inputs: NDArray[Any], labels: NDArray[Any]) -> None:
+        """Take a batch that a model was trained on; labels are empty where they do not fit."""
+        self._steps += 1
+        if self.model is None or _size(model) > _size(self.model):
+            self.model = model
+        same = not self._inputs or inputs.shape[1:] == self._inputs[0].shape[1:]
+        new = []
+        for place, row in enumerate(inputs):
+            digest = hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest()
+            if digest not in self._digests:
+                self._digests.add(digest)
+                new.append(place)
+        if same and sum(map(len, self._inputs)) < KEPT:
+            self._inputs.append(inputs[new])
+            if len(labels) == len(inputs):
+                self._labels.append(labels[new])
+        if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
+            self._histogram.update(labels.tolist())
+
+
+def watch(*, records: Callable[[], int | None], replace: Replace | None = None) -> Inside:
+    """Begin to watch, before the app is imported; return what is seen.
+
+    Parameters
+    ----------
+    records : callable
+        Number of records that the client which trains now shall have; None for all of them.
+    replace : callable, optional
+        Answers in place of the app's own functions.
+    """
+    inside = Inside()
+
+    def around(function: ClientFunction) -> ClientFunction:
+        def watched(message: Message, context: Context) -> Message:
+            inside.requests.append(RecordDict(dict(message.content)))
+            with _running(inside):
+                reply = (
+                    function(message, context)
+                    if replace is None
+                    else replace(message, context, function)
+                )
+            if not reply.has_error():
+                inside.replies.append(RecordDict(dict(reply.content)))
+            return reply
+
+        return watched
+
+    inside_of_mods(around)
+    _watch_torch(inside)
+    _cut_data(inside, records)
+    return inside
+
+
+@contextmanager
+def _running(inside: Inside) -> Iterator[None]:
+    inside._running = True
+    try:
+        yield
+    finally:
+        inside._running = False
+
+
+def _watch_torch(inside: Inside) -> None:
+    """Note what outermost modules are called with while gradients are taken, and the labels."""
+    import torch
+    from torch.nn.modules import module as modules
+    from torch.nn.modules.loss import _Loss
+
+    depth = 0
+    last: tuple[Any, NDArray[Any]] | None = None
+
+    def before(called: Any, args: Any) -> None:
+        nonlocal depth, last
+        depth += 1
+        trains = called.training and torch.is_grad_enabled() and not isinstance(called, _Loss)
+        if depth == 1 and trains and args and (inputs := _plain(args[0])) is not None:
+            if any(p.requires_grad for p in called.parameters()):
+                last = called, inputs
+
+    def after(called: Any, args: Any, output: Any) -> None:
+        nonlocal depth
+        depth -= 1
+
+    modules.register_module_forward_pre_hook(before)
+    modules.register_module_forward_hook(after, always_call=True)
+    functional: Any = torch.nn.functional
+
+    def counting(loss: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal last
+            if last is not None:
+                given = args[1] if len(args) > 1 else kwargs.get("target")
+                target = _plain(given)
+                labels = np.zeros(0) if target is None else target
+                inside.step(*last, labels if len(labels) == len(last[1]) else np.zeros(0))
+                last = None
+            return loss(*args, **kwargs)
+
+        return counted
+
+    for name in _LOSSES:
+        setattr(functional, name, counting(getattr(functional, name)))
+
+
+def _cut_data(inside: Inside, records: Callable[[], int | None]) -> None:
+    """Have a client's DataLoader give the same few records in each epoch, where that is asked."""
+    from torch.utils.data import DataLoader
+
+    plain = DataLoader.__iter__
+    first: dict[int, Any] = {}
+
+    def cut(self: Any) -> Any:
+        most = records() if inside._running else None
+        if most is None:
+            return plain(self)
+        if id(self) not in first:
+            first[id(self)] = (self, _first(next(iter(plain(self))), most))  # kept: ids come again
+        return iter([first[id(self)][1]])
+
+    DataLoader.__iter__ = cut  # type: ignore[method-assign]
+
+
+def _first(batch: Any, most: int) -> Any:
+    """Return the first records of a batch."""
+    if isinstance(batch, dict):
+        return {name: _first(part, most) for name, part in batch.items()}
+    if isinstance(batch, list | tuple) and not (batch and isinstance(batch[0], str | int | float)):
+        return type(batch)(_first(part, most) for part in batch)
+    return batch[:most]
+
+
+def _plain(value: Any) -> NDArray[Any] | None:
+    """Return a tensor with records as an array; None for anything else, also inside of vmap."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.ndim == 0:
+        return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return None
+    found: NDArray[Any] = (
+        value.detach().cpu().float().numpy()
+        if value.is_floating_point()
+        else (value.detach().cpu().numpy())
+    )
+    return found.copy()
+
+
+def _size(model: Any) -> int:
+    return sum(p.numel() for p in model.parameters())
