@@ -147,9 +147,11 @@ def _watch_torch(inside: Inside) -> None:
         nonlocal depth, last
         depth += 1
         trains = called.training and torch.is_grad_enabled() and not isinstance(called, _Loss)
-        if depth == 1 and trains and args and (inputs := _plain(args[0])) is not None:
-            if any(p.requires_grad for p in called.parameters()):
-                last = called, inputs
+        if depth != 1 or not trains or not any(p.requires_grad for p in called.parameters()):
+            return
+        inputs = _plain(args[0]) if args else None
+        if inputs is not None:
+            last = called, inputs
 
     def after(called: Any, args: Any, output: Any) -> None:
         nonlocal depth

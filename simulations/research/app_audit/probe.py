@@ -13,15 +13,16 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from flwr_privacy.simulations.engines.inline.grid import InlineGrid
 from flwr_privacy.simulations.engines.inline.run import run_on
+from flwr_privacy.wire.message import RECORD
 
 from .instruments import Inside, Replace, watch
 from .transcript import TranscriptWriter
@@ -120,7 +121,13 @@ class RecordingGrid(InlineGrid):
         return replies
 
     def _round(self, message: Message) -> int:
-        """Return the round of a message: Flower's group id, or how often this node trained."""
+        """Return the round of a message, or how often this node trained where it says none.
+
+        The schemes of this package count their exchanges in Flower's group id.
+        """
+        own = message.content.config_records.get(RECORD)
+        if own is not None and isinstance(own.get("round"), int):
+            return int(cast(int, own["round"]))
         if message.metadata.group_id.isdecimal():
             return int(message.metadata.group_id)
         node = message.metadata.dst_node_id
@@ -239,7 +246,7 @@ def _seed(seed: int) -> None:
     import torch
 
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (what an app draws from)
     torch.manual_seed(seed)
 
 

@@ -62,7 +62,8 @@ class Exchange:
     number : int
         Its place among the answers.
     round : int
-        The round, from 1 on; Flower's group id, or the count of trainings of this node.
+        The round, from 1 on, and 0 before the first; the count of this node's trainings where the
+        message says none.
     kind : str
         Flower's message type: "train", "evaluate", "query", or one with an action.
     node : int
@@ -157,8 +158,10 @@ class Transcript:
 
     @cached_property
     def about(self) -> Mapping[str, Any]:
-        """How the run ended: ``ended``, one of "whole", "enough rounds", "crashed" and "stopped"
-        (by its time limit); ``error``, ``mods`` of its clients, ``network`` that it asked for.
+        """How the run ended.
+
+        ``ended`` is "whole", "crashed", "stopped" (by its time limit), or says why it was enough;
+        ``error`` of a crash, ``mods`` of the clients, and what it asked of the ``network``.
         """
         path = self.folder / _ABOUT
         if not path.exists():

@@ -1,0 +1,1 @@
+"""The CNN with Flower's LocalDpMod."""

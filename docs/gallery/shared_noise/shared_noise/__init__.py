@@ -1,0 +1,1 @@
+"""The CNN under shared noise: CentralDP inside a secure sum."""

@@ -1,0 +1,1 @@
+"""A NumPyClient with BatchNorm on tabular records."""
