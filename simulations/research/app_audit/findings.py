@@ -23,7 +23,7 @@ VERDICTS = (LEAK, REFUTED, NOT_REFUTED, CANNOT_TELL, NOTE, LEFT_OUT)
 """What a finding can be. "Private" is none of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """A table of a finding.
 

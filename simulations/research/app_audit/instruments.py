@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from numpy.typing import NDArray
 
-from flwr_privacy.simulations.engines.inline.flower_internals import ClientFunction, inside_of_mods
+from flwr_privacy.simulations.engines.inline.flower_internals import (
+    ClientFunction,
+    inside_of_mods,
+    records_to_bytes,
+)
 
 from .transcript import Training
 
@@ -38,14 +42,15 @@ class Inside:
 
     Parameters
     ----------
-    requests, replies : list of RecordDict
-        What the app's own functions were given and what they returned.
+    requests, replies : list of bytes
+        What the app's own functions were given and what they returned, in Flower's serialisation:
+        mods may change the records.
     model : object, optional
         The torch module that was trained; the largest where there are several.
     """
 
-    requests: list[RecordDict] = field(default_factory=list)
-    replies: list[RecordDict] = field(default_factory=list)
+    requests: list[bytes] = field(default_factory=list)
+    replies: list[bytes] = field(default_factory=list)
     model: Any = None
     _inputs: list[NDArray[Any]] = field(default_factory=list)
     _labels: list[NDArray[Any]] = field(default_factory=list)
@@ -106,7 +111,7 @@ def watch(*, records: Callable[[], int | None], replace: Replace | None = None) 
 
     def around(function: ClientFunction) -> ClientFunction:
         def watched(message: Message, context: Context) -> Message:
-            inside.requests.append(RecordDict(dict(message.content)))
+            inside.requests.append(records_to_bytes(message.content))
             with _running(inside):
                 reply = (
                     function(message, context)
@@ -114,7 +119,7 @@ def watch(*, records: Callable[[], int | None], replace: Replace | None = None) 
                     else replace(message, context, function)
                 )
             if not reply.has_error():
-                inside.replies.append(RecordDict(dict(reply.content)))
+                inside.replies.append(records_to_bytes(reply.content))
             return reply
 
         return watched

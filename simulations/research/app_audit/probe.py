@@ -20,6 +20,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from flwr_privacy.simulations.engines.inline.flower_internals import records_to_bytes
 from flwr_privacy.simulations.engines.inline.grid import InlineGrid
 from flwr_privacy.simulations.engines.inline.run import run_on
 from flwr_privacy.wire.message import RECORD
@@ -138,9 +139,9 @@ class RecordingGrid(InlineGrid):
     def _write(self, request: Message, number: int, reply: Message, seconds: float) -> None:
         keep, inside = self._writer.keep, self._inside
         files, sizes = {}, [0, 0]
-        files["request"], sizes[0] = keep(request.content)
+        files["request"], sizes[0] = keep(records_to_bytes(request.content))
         if not reply.has_error():
-            files["reply"], sizes[1] = keep(reply.content)
+            files["reply"], sizes[1] = keep(records_to_bytes(reply.content))
         if inside.requests:
             files["inner_request"] = keep(inside.requests[-1])[0]
         if inside.replies:

@@ -16,10 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from flwr_privacy.simulations.engines.inline.flower_internals import (
-    records_from_bytes,
-    records_to_bytes,
-)
+from flwr_privacy.simulations.engines.inline.flower_internals import records_from_bytes
 
 __all__ = ["Exchange", "Training", "Transcript", "TranscriptWriter", "arrays_of"]
 
@@ -204,9 +201,8 @@ class TranscriptWriter:
         """Where the model is written."""
         return self._folder / _MODEL
 
-    def keep(self, content: RecordDict) -> tuple[str, int]:
-        """Keep records; return their digest and their size in bytes."""
-        written = records_to_bytes(content)
+    def keep(self, written: bytes) -> tuple[str, int]:
+        """Keep records in Flower's serialisation; return their digest and their size in bytes."""
         digest = hashlib.sha256(written).hexdigest()
         path = self._folder / _OBJECTS / digest
         if not path.exists():
