@@ -16,6 +16,7 @@ from flwr_privacy.errors import EngineError, InvalidParameterError, check_intege
 from flwr_privacy.simulations.inspector.app_folder import PROJECT
 from flwr_privacy.wire.files import write_text
 
+from .advice import advice
 from .findings import LEFT_OUT, NOTE, PARTS, Finding
 from .observed import SERVER, observed
 from .processes import run_module, run_probe
@@ -111,6 +112,7 @@ def audit(
         *kept.findings("left", lambda s: [*_ended(as_is), *observed(as_is)]),
         *kept.findings("rebuilt", lambda s: _rebuilt(target, as_is, few, folder, s, seed)),
     ]
+    findings += kept.findings("advice", lambda s: advice(target, findings))
     report = AuditReport(
         name=target.app.name,
         folder=folder,
