@@ -143,4 +143,6 @@ class AuditReport:
 
 def _shown(cell: Any) -> Any:
     """Return a cell of a table as a page shows it."""
-    return number_text(cell) if isinstance(cell, float) else cell
+    if isinstance(cell, float):
+        return int(cell) if cell.is_integer() else number_text(cell)
+    return cell

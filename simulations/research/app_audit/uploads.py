@@ -107,7 +107,8 @@ def described(exchange: Exchange) -> Upload | None:
     norm = float(np.linalg.norm(update))
     arrays = [a for a in payloads(exchange.reply) if np.issubdtype(a.dtype, np.number)]
     change = model_change(exchange.request, exchange.reply)
-    if change is not None and change.size == update.size:
+    whole = all(np.issubdtype(a.dtype, np.integer) for a in arrays)  # codes, whatever their shapes
+    if change is not None and change.size == update.size and not whole:
         return _compared(change, update, norm, same_unit=True)
     own = _flat(arrays_of(exchange.inner_reply).values())
     sizes = [a.size for a in arrays]
