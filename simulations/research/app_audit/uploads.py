@@ -105,17 +105,18 @@ def described(exchange: Exchange) -> Upload | None:
     if update is None or update.size < _LEAST or exchange.reply is None:
         return None
     norm = float(np.linalg.norm(update))
+    own = _flat(arrays_of(exchange.inner_reply).values())
     arrays = [a for a in payloads(exchange.reply) if np.issubdtype(a.dtype, np.number)]
     change = model_change(exchange.request, exchange.reply)
     whole = all(np.issubdtype(a.dtype, np.integer) for a in arrays)  # codes, whatever their shapes
     if change is not None and change.size == update.size and not whole:
-        return _compared(change, update, norm, same_unit=True)
-    own = _flat(arrays_of(exchange.inner_reply).values())
+        return _compared(change, update, norm, off=_rounding(own), same_unit=True)
     sizes = [a.size for a in arrays]
     for entries in (sum(sizes), sum(sizes[1:])):  # some put a weight before the arrays
         if entries == update.size:
             codes = _flat(arrays[-len(sizes) :] if entries == sum(sizes) else arrays[1:])
-            both = [_compared(codes, x, norm, same_unit=False) for x in (update, own)]
+            off = _rounding(own)
+            both = [_compared(codes, x, norm, off=off, same_unit=False) for x in (update, own)]
             return min(both, key=lambda one: (one.kind == MASKED, one.sigma))
     packed = b"".join(a.tobytes() for a in arrays)
     if len(packed) < update.size // 8:
@@ -124,8 +125,8 @@ def described(exchange: Exchange) -> Upload | None:
     return Upload(kind=PACKED, entries=update.size, norm=norm, random=small >= _RANDOM)
 
 
-def _compared(seen: Vector, update: Vector, norm: float, *, same_unit: bool) -> Upload:
-    """Regress what was seen on the update."""
+def _compared(seen: Vector, update: Vector, norm: float, *, off: float, same_unit: bool) -> Upload:
+    """Regress what was seen on the update; `off` is the length that rounding has in its units."""
     entries = update.size
     if not norm:
         kind = PLAIN if same_unit and not np.any(seen) else NOISED if same_unit else MASKED
@@ -139,9 +140,9 @@ def _compared(seen: Vector, update: Vector, norm: float, *, same_unit: bool) -> 
     if heard < _SIGNIFICANT * spread or not heard:
         sigma = spread if same_unit else 0.0
         return Upload(kind=MASKED, entries=entries, sigma=sigma, norm=norm)
-    sigma = spread / abs(slope) if not same_unit else spread
-    scale = abs(slope) if same_unit else 1.0
-    if float(np.linalg.norm(left)) <= max(_EXACT * heard, _rounding(seen, update)):
+    unit, scale = (1.0, abs(slope)) if same_unit else (abs(slope), 1.0)
+    sigma = spread / unit
+    if float(np.linalg.norm(left)) / unit <= max(_EXACT * scale * norm, off):
         kind = (PLAIN if slope > 1 - 1e-4 else CLIPPED) if same_unit else CODED
         return Upload(kind=kind, entries=entries, scale=scale, norm=norm)
     if float(np.abs(left).max()) < _UNIFORM * spread:
@@ -149,10 +150,10 @@ def _compared(seen: Vector, update: Vector, norm: float, *, same_unit: bool) -> 
     return Upload(kind=NOISED, entries=entries, scale=scale, sigma=sigma, norm=norm)
 
 
-def _rounding(seen: Vector, update: Vector) -> float:
-    """Return the length of what float32 rounds off a model's entries of about this size."""
-    largest = max(1.0, float(np.abs(seen).max(initial=0.0)), float(np.abs(update).max(initial=0.0)))
-    return float(np.finfo(np.float32).eps) * largest * math.sqrt(update.size)
+def _rounding(model: Vector) -> float:
+    """Return the length of what float32 rounds off a model of this size."""
+    largest = max(1.0, float(np.abs(model).max(initial=0.0)))
+    return float(np.finfo(np.float32).eps) * largest * math.sqrt(model.size)
 
 
 def _flat(arrays: Any) -> Vector:
