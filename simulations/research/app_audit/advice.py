@@ -15,7 +15,7 @@ from .target import Target
 
 __all__ = ["advice"]
 
-_SOLVED_BY_SUMS = ("updates", "links between rounds", "metrics in the clear")
+_SOLVED_BY_SUMS = ("uploads", "links between rounds", "metrics in the clear")
 
 
 @dataclass(frozen=True)

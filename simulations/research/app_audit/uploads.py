@@ -6,7 +6,7 @@ Only the audit can compare: a server has the upload alone.
 import io
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,10 +100,12 @@ def payloads(content: RecordDict) -> Iterator[NDArray[Any]]:
 
 
 def described(exchange: Exchange) -> Upload | None:
-    """Return what the upload of an answer is; None where it has none, or no update is known."""
+    """Return what the upload of an answer is; None where it has none, or nothing is known of it."""
     update = model_change(exchange.inner_request, exchange.inner_reply)
-    if update is None or update.size < _LEAST or exchange.reply is None:
+    if exchange.reply is None:
         return None
+    if update is None or update.size < _LEAST:
+        return _unchanged(exchange)
     norm = float(np.linalg.norm(update))
     own = _flat(arrays_of(exchange.inner_reply).values())
     arrays = [a for a in payloads(exchange.reply) if np.issubdtype(a.dtype, np.number)]
@@ -123,6 +125,13 @@ def described(exchange: Exchange) -> Upload | None:
         return None
     small = len(zlib.compress(packed, 1)) / max(1, len(packed))
     return Upload(kind=PACKED, entries=update.size, norm=norm, random=small >= _RANDOM)
+
+
+def _unchanged(exchange: Exchange) -> Upload | None:
+    """Return what it is where it has few numbers, or is no model: plain if no mod changed it."""
+    made, left = arrays_of(exchange.inner_reply), arrays_of(exchange.reply)
+    same = [a.tobytes() for a in made.values()] == [a.tobytes() for a in left.values()]
+    return Upload(kind=PLAIN, entries=_flat(left.values()).size) if made and same else None
 
 
 def _compared(seen: Vector, update: Vector, norm: float, *, off: float, same_unit: bool) -> Upload:
@@ -156,5 +165,5 @@ def _rounding(model: Vector) -> float:
     return float(np.finfo(np.float32).eps) * largest * math.sqrt(model.size)
 
 
-def _flat(arrays: Any) -> Vector:
-    return np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in arrays] or [np.zeros(0)])
+def _flat(arrays: Iterable[NDArray[Any]]) -> Vector:
+    return np.concatenate([np.zeros(0), *(np.asarray(a, np.float64).reshape(-1) for a in arrays)])

@@ -26,7 +26,7 @@ def test_plain_updates_are_a_leak_and_noised_ones_are_not(written: Written) -> N
     for node in range(3):
         update = RNG.normal(size=400).astype(np.float32)
         written.exchange(start=START, inner=START + update, left=START + update, node=node)
-    plain = found(written, "updates")
+    plain = found(written, "uploads")
     assert plain is not None
     assert plain.verdict == "leak"
     assert plain.numbers["kinds"] == {"plain": 3}
@@ -38,7 +38,7 @@ def test_one_plain_update_among_noised_ones_is_a_leak(written: Written) -> None:
         noise = 0 if node == 1 else RNG.normal(size=400)
         left = (START + update + noise).astype(np.float32)
         written.exchange(start=START, inner=START + update, left=left, node=node)
-    mixed = found(written, "updates")
+    mixed = found(written, "uploads")
     assert mixed is not None
     assert mixed.verdict == "leak"
     assert mixed.said.startswith("The server reads single clients: 1 of 3")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.app_audit.processes import run_probe
 from flwr_privacy.simulations.research.app_audit.target import Target, masked
 from flwr_privacy.simulations.research.app_audit.transcript import Transcript, arrays_of
@@ -102,3 +103,13 @@ def test_what_looks_like_a_secret_is_masked() -> None:
     }
     shown = masked(config)
     assert shown == {**config, "hub-token": "(masked)", "name": "(masked)"}
+
+
+def test_an_installed_app_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    small_app(tmp_path / "apps").rename(tmp_path / "apps" / "tests.small.1.0.0.0123abcd")
+    assert Target.of("tests/small").app.name == "small"
+    with pytest.raises(InvalidParameterError, match="the folder of a Flower app"):
+        Target.of("tests/other")
