@@ -28,8 +28,7 @@ def assert_leaks_less_than(
         The largest number that may be measured: by ``"finding: number"``, as the audit's JSON names
         them. A number that was not measured fails the test, as it says nothing.
     allowed : collection of str, default ()
-        Names of findings that may be leaks. All others fail the test, and so does any promise that
-        is refuted.
+        Names of findings that may be leaks, or promises that are refuted. All others fail the test.
     **settings
         Of `flwr_privacy.audit`.
 

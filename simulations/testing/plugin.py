@@ -58,7 +58,7 @@ def flwr_privacy_faults() -> "Callable[..., list[Cell]]":
 
 @pytest.fixture
 def flwr_privacy_leaks() -> "Callable[..., AuditReport]":
-    """Return `assert_leaks_less_than`: audits a Flower app, and fails if it leaks more than told."""
+    """Return `assert_leaks_less_than`: audits a Flower app, and fails if it leaks too much."""
     from .leaks import assert_leaks_less_than
 
     return assert_leaks_less_than

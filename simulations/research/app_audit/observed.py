@@ -214,8 +214,8 @@ def _links(transcript: Transcript) -> Iterator[Finding]:
         both = sorted(set(before) & set(after))
         if len(both) < 3:
             continue
-        one, two = (np.array([part[n] for n in both]) for part in (before, after))
-        near = (one - one.mean(0)) @ (two - two.mean(0)).T
+        first, second = (np.array([part[n] for n in both]) for part in (before, after))
+        near = (first - first.mean(0)) @ (second - second.mean(0)).T
         right += int((near.argmax(axis=1) == np.arange(len(both))).sum())
         tries += len(both)
         chance += [1 / len(both)] * len(both)
