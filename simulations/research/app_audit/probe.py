@@ -6,14 +6,13 @@
 import importlib
 import json
 import random
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Message
@@ -26,6 +25,7 @@ from flwr_privacy.simulations.engines.inline.run import run_on
 from flwr_privacy.wire.message import RECORD
 
 from .instruments import Inside, Replace, watch
+from .offline import disconnect
 from .transcript import TranscriptWriter
 
 __all__ = ["EnoughError", "RecordingGrid", "main", "probe"]
@@ -148,6 +148,10 @@ class RecordingGrid(InlineGrid):
             files["inner_reply"] = keep(inside.replies[-1])[0]
         if (training := inside.training) is not None:
             files["training"] = self._writer.keep_training(training)
+        if (evaluated := inside.evaluated) is not None and request.metadata.message_type.startswith(
+            "evaluate"
+        ):
+            files["evaluated"] = self._writer.keep_training(evaluated, name="evaluated")
         if inside.model is not None and not self._writer.model.exists():
             _pickle(inside.model, self._writer.model)
         self._writer.write(
@@ -196,7 +200,7 @@ def probe(
     replace : callable, optional
         Answers in place of the app's own functions.
     """
-    network = _disconnect()
+    network = disconnect()
     grid: RecordingGrid | None = None
 
     def cut() -> int | None:
@@ -249,21 +253,6 @@ def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (what an app draws from)
     torch.manual_seed(seed)
-
-
-def _disconnect() -> list[str]:
-    """Refuse connections; return a list of what was asked for."""
-    asked: list[str] = []
-
-    def refused(*args: Any, **kwargs: Any) -> NoReturn:
-        place = next((a for a in args if isinstance(a, str | tuple)), "")
-        asked.append(str(place[0] if isinstance(place, tuple) else place))
-        raise OSError("`flwr-privacy audit` runs an app without a network")
-
-    socket.socket.connect = refused  # type: ignore[method-assign]
-    socket.socket.connect_ex = refused  # type: ignore[method-assign]
-    socket.getaddrinfo = refused
-    return asked
 
 
 def _described(mod: Any) -> dict[str, Any]:
