@@ -7,6 +7,7 @@ a folder that gets ``findings.json`` and pictures; ``model``, "module:function" 
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from ..findings import Finding
 from ..offline import disconnect
 from ..transcript import Transcript
 from .case import Case, Clock
-from .evidence import kind_of
 from .from_app import label_histograms, number_of_records
 from .from_few import labels_of_few, rows
 from .inverted import inverted
@@ -43,8 +43,8 @@ def rebuilt(
     seed: int,
     out: Path,
     model: str | None = None,
-) -> list[Finding]:
-    """Return what can be rebuilt from what left the nodes.
+) -> Iterator[Finding]:
+    """Return what can be rebuilt from what left the nodes, one finding after the other.
 
     Parameters
     ----------
@@ -71,35 +71,40 @@ def rebuilt(
     except InvalidParameterError as error:
         blind = Case(as_is=whole, few=small, model=nn.Identity(), seed=seed, out=out)
         names = (*_OF_FEW, "label histograms", *_OF_MEMBERS)
-        return [number_of_records(blind), *(left_out(name, _reason(error)) for name in names)]
+        yield number_of_records(blind)
+        yield from (left_out(name, _reason(error)) for name in names)
+        return
+    yield number_of_records(case)
     why = _unfit(case)
     if why:
         names = (*_OF_FEW, "label histograms", *_OF_MEMBERS)
-        return [number_of_records(case), *(left_out(name, why) for name in names)]
-    return [
-        number_of_records(case),
-        label_histograms(case),
-        *_members(case, clock.part(1 - _INVERSION)),
-        *_of_few(case, clock),
-    ]
+        yield from (left_out(name, why) for name in names)
+        return
+    yield label_histograms(case)
+    yield from _members(case, clock.part(1 - _INVERSION))
+    yield from _of_few(case, clock)
 
 
-def _members(case: Case, clock: Clock) -> list[Finding]:
+def _members(case: Case, clock: Clock) -> Iterator[Finding]:
     records = records_of(case)
     if isinstance(records, str):
-        return [left_out(name, records) for name in _OF_MEMBERS]
-    return [members(case, records), members_of_uploads(case, records, clock)]
+        yield from (left_out(name, records) for name in _OF_MEMBERS)
+        return
+    yield members(case, records)
+    yield members_of_uploads(case, records, clock)
 
 
-def _of_few(case: Case, clock: Clock) -> list[Finding]:
+def _of_few(case: Case, clock: Clock) -> Iterator[Finding]:
     if case.few is None:
-        return [left_out(name, "no clients with few records were run") for name in _OF_FEW]
+        yield from (left_out(name, "no clients with few records were run") for name in _OF_FEW)
+        return
     if not any(True for _ in case.trained(case.few)):
-        why = "no upload of a client with few records can be laid out over the model: what left is "
-        kinds = {kind_of(one) for one in case.few.trainings() if one.training is not None}
-        why += "; ".join(sorted(kinds)) or "nothing, for no torch training on few records was seen"
-        return [left_out(name, why) for name in _OF_FEW]
-    return [rows(case), labels_of_few(case), inverted(case, clock)]
+        why = case.unreadable(case.few)
+        yield from (left_out(name, why) for name in _OF_FEW)
+        return
+    yield rows(case)
+    yield labels_of_few(case)
+    yield inverted(case, clock)
 
 
 def _unfit(case: Case) -> str:
@@ -131,9 +136,12 @@ def main() -> None:
     out = Path(asked["out"])
     out.mkdir(parents=True, exist_ok=True)
     few = None if asked["few"] is None else Path(asked["few"])
-    findings = rebuilt(**{**asked, "as_is": Path(asked["as_is"]), "few": few, "out": out})
-    text = json.dumps([finding.as_json() for finding in findings], indent=1)
-    (out / FINDINGS).write_text(text, encoding="utf-8")
+    found: list[dict[str, Any]] = []
+    for finding in rebuilt(**{**asked, "as_is": Path(asked["as_is"]), "few": few, "out": out}):
+        found.append(finding.as_json())
+        part = out / f"{FINDINGS}.part"  # whoever ends this process finds whole findings
+        part.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        part.replace(out / FINDINGS)
 
 
 if __name__ == "__main__":

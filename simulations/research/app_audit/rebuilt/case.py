@@ -95,6 +95,13 @@ class Case:
             if upload is not None and all(np.isfinite(c).all() for c in upload.change.values()):
                 yield Trained(exchange=one, training=training, upload=upload)
 
+    def unreadable(self, transcript: Transcript) -> str:
+        """Return why no upload of a transcript fits the model."""
+        kinds = {kind_of(one) for one in transcript.trainings() if one.training is not None}
+        if not kinds:
+            return "no torch training was seen"
+        return f"no upload can be laid out over the model: what left is {'; '.join(sorted(kinds))}"
+
     @cached_property
     def _inputs(self) -> tuple[NDArray[Any], list[bytes]]:
         """Records of all clients, in an order that says nothing, and their digests."""

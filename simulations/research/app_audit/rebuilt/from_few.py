@@ -14,13 +14,12 @@ from . import labels as label_attack
 from .case import Case, Trained
 from .linear_rows import EXACT, LEVEL, candidates, compared
 from .networks import filled, linear_inputs
-from .reports import SERVER, left_out
+from .reports import SERVER, SIGNIFICANCE, left_out
 
 __all__ = ["labels_of_few", "last_layer", "rows"]
 
-_SIGNIFICANCE = 0.01
 _LEAST_WIDTH = 4  # inputs of a layer below which a candidate may be exact by chance
-_TRIALS = 2000  # of guessing
+_TRIALS = 4999  # of guessing
 
 
 @dataclass
@@ -71,7 +70,7 @@ def rows(case: Case) -> Finding:
         for value in ("total", "exact", "near", "missed")
     )
     p = float(binom.sf(near - 1, near + missed, 0.5)) if near else 1.0
-    leaks = (exact > 0 and min(widths) >= _LEAST_WIDTH) or p < _SIGNIFICANCE
+    leaks = (exact > 0 and min(widths) >= _LEAST_WIDTH) or p < SIGNIFICANCE
     what = "records" if raw else "records' features (what the layers before make of them)"
     said = (
         f"{exact} of {total} {what} are exact rows of the update of {_named(table)}, at 1 to "
@@ -143,7 +142,7 @@ def labels_of_few(case: Case) -> Finding:
     total, found = sum(n for n, _ in seen), sum(row[2] for row in right.values())
     p = (1 + int(np.count_nonzero(totals >= found))) / (1 + len(totals))
     chance = max(float(totals.mean()), most)
-    leaks = p < _SIGNIFICANCE and found > most
+    leaks = p < SIGNIFICANCE and found > most
     return Finding(
         part="rebuilt",
         name=name,

@@ -220,9 +220,9 @@ def _picture(case: Case, attacks: Sequence[_Attack]) -> dict[str, str]:
         for place, record in enumerate(attack.one.training.inputs):
             found = attack.found.records[attack.places[place]]
             notes = f"{attack.measures[place]:.1f} dB", f"{attack.guessed[place]:.1f} dB"
-            framed = bool(attack.recovered[place])
+            frame = bool(attack.recovered[place])
             what = f"{attack.one.training.records}: {attack.way}"
-            parts.append((record, found, attack.guesses[place], what, *notes, framed))
+            parts.append((record, found, attack.guesses[place], what, *notes, frame))
     parts = parts[:_COLUMNS]
     records, found, guesses, whats, notes, guess_notes, framed = zip(*parts, strict=True)
     low = float(np.min(records))

@@ -15,11 +15,12 @@ against Overparameterized Models", ICLR 2023 (the cosine).
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import beta
+from scipy.stats import beta, norm
 from torch import nn
 
 from flwr_privacy.clients.torch.computing import one_thread
@@ -34,7 +35,7 @@ from ..transcript import Training
 from .case import Case, Clock, digest
 from .evidence import sent_model
 from .networks import filled, record_losses
-from .reports import EVERYBODY, SERVER, left_out
+from .reports import EVERYBODY, SERVER, SIGNIFICANCE, left_out
 
 __all__ = ["Records", "auc_interval", "members", "members_of_uploads", "records_of"]
 
@@ -43,7 +44,8 @@ Vectors = NDArray[np.float64]
 _LEAST = 20  # members, and non-members, below which nothing is said
 _LEAST_FOR_RATE = 100  # non-members for a false positive rate of 1 %
 _LIMIT = 0.01
-_QUANTILE = 2.5758  # of the normal law, for 99 %
+_CONFIDENCE = 1 - 2 * SIGNIFICANCE  # of intervals with two sides
+_QUANTILE = float(norm.isf(SIGNIFICANCE))
 _MIXED = 0.05  # share of the evaluated records that were trained on, above which it is no test
 _EACH = 24  # members and non-members of a client whose gradients are taken
 _BATCH = 256
@@ -140,11 +142,11 @@ def members_of_uploads(case: Case, records: Records, clock: Clock) -> Finding:
         own = records.of(node, _EACH)
         if own.members.all() or not own.members.any():
             continue
-        scores = _cosines(filled(case.model, upload.start).eval(), upload.change, own, clock)
-        if scores is None:
+        cosines = _cosines(filled(case.model, upload.start).eval(), upload.change, own, clock)
+        if cosines is None:
             break
         # Clients are compared with themselves: their updates have lengths and angles of their own.
-        parts.append((own, (scores - scores.mean()) / max(float(scores.std()), 1e-12)))
+        parts.append((own, (cosines - cosines.mean()) / max(float(cosines.std()), 1e-12)))
     if not parts:
         return left_out(
             name, "no client has an upload, members and non-members, or no time was left"
@@ -163,7 +165,7 @@ def members_of_uploads(case: Case, records: Records, clock: Clock) -> Finding:
 
 
 def auc_interval(found: Membership, members: NDArray[np.bool_]) -> tuple[float, float, float]:
-    """Return the AUC and its 99 % interval: low, itself, high.
+    """Return the AUC and its 99.8 % interval: low, itself, high.
 
     The standard error is that of Hanley and McNeil, "The meaning and use of the area under a ROC
     curve", Radiology 1982.
@@ -188,7 +190,8 @@ def _finding(
     *,
     control: float,
 ) -> Finding:
-    rows, leaks = [], []
+    rows: list[list[Any]] = []
+    leaks = []
     enough = int((~records.members).sum()) >= _LEAST_FOR_RATE
     for score, values in scores.items():
         found = _measured(values, records.members)
@@ -200,7 +203,7 @@ def _finding(
             leaks.append(score)
     best = max(rows, key=lambda row: row[1])
     said = f"The best score, {best[0]}, tells members from others with an AUC of {best[1]:.2f}"
-    said += f" (99 % interval {best[2]:.2f} to {best[3]:.2f})"
+    said += f" (99.8 % interval {best[2]:.2f} to {best[3]:.2f})"
     if enough:
         said += f"; at 1 % of false alarms it finds {best[4]:.0%} of them"
     if not leaks:
@@ -222,20 +225,20 @@ def _finding(
             "before the training": control,
         },
         table=Table(
-            ("score", "AUC", "from", "to", "found at 1 % of false alarms", "from (95 %)", "to"),
+            ("score", "AUC", "from", "to", "found at 1 % of false alarms", "from", "to"),
             rows,
         ),
     )
 
 
 def _alarms(members: NDArray[np.bool_]) -> float:
-    """Return what the false alarms stay below in 199 of 200 cases, where 1 % of those seen are.
+    """Return what the rate of false alarms surely stays below, where it is 1 % of those seen.
 
     The threshold is an order statistic of the non-members, so their rate has a beta law.
     """
     outside = int((~members).sum())
     allowed = int(_LIMIT * outside)
-    return float(beta.ppf(0.995, allowed + 1, outside - allowed))
+    return float(beta.isf(SIGNIFICANCE, allowed + 1, outside - allowed))
 
 
 def _collect(
@@ -281,7 +284,7 @@ def _each_loss(model: nn.Module, records: Records) -> Iterator[torch.Tensor]:
 
 
 def _measured(scores: Vectors, members: NDArray[np.bool_]) -> Membership:
-    return evaluate(scores, members, delta=0.0, limits=(_LIMIT,))
+    return evaluate(scores, members, delta=0.0, limits=(_LIMIT,), confidence=_CONFIDENCE)
 
 
 def _rounded(value: float | None) -> float | None:
