@@ -14,7 +14,7 @@ from .claims import Claim
 
 __all__ = ["CoinTest", "coin_tests"]
 
-_SHARES = (1, 4)  # all coins are guessed, and a fourth of them: fixed before any run
+_SHARES = (1, 2, 4)  # parts of the coins that are guessed: fixed before any run
 _LEAST_P = 1e-12
 _HALVINGS = 50
 

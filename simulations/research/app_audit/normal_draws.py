@@ -16,27 +16,39 @@ __all__ = ["NormalDraws"]
 _NUMPY = ("normal", "standard_normal", "randn", "laplace")
 _PYTHON = ("gauss", "normalvariate")
 _TORCH = ("normal", "randn", "randn_like")
+_GENERATOR = ("normal", "standard_normal", "laplace")
 
 
 class NormalDraws:
     """The draws of NumPy, torch and Python, from when this is made on, which is before the app is.
 
-    Noise that is made of uniform draws, or by other libraries, is not found.
+    Draws after the app set a seed are left as they are: that is how synthetic data are made, and
+    noise that comes out the same each time protects nobody. Noise that is made of uniform draws, or
+    by other libraries, is not found.
     """
 
     def __init__(self) -> None:
         import torch
 
         self._silent = False
-        for owner, names in ((np.random, _NUMPY), (random, _PYTHON), (torch, _TORCH)):
+        self._seeded: set[Any] = set()
+        drawn = ((np.random, _NUMPY, "seed"), (random, _PYTHON, "seed"))
+        for owner, names, seed in (*drawn, (torch, _TORCH, "manual_seed")):
             for name in names:
-                setattr(owner, name, self._stoppable(getattr(owner, name)))
-        torch.Tensor.normal_ = self._stoppable(torch.Tensor.normal_)  # type: ignore[method-assign]
-        generator = _generator(self._stoppable)
-        plain = np.random.default_rng
+                setattr(owner, name, self._stoppable(getattr(owner, name), owner))
+            setattr(owner, seed, self._noting(getattr(owner, seed), owner))
+        tensor: Any = torch.Tensor
+        tensor.normal_ = self._stoppable(tensor.normal_, torch)
+        plain = np.random.Generator
+        stopped = {name: self._stoppable(getattr(plain, name), plain) for name in _GENERATOR}
+        generator: Any = type("Generator", (plain,), stopped)
+        made = np.random.default_rng
 
         def default_rng(seed: Any = None) -> np.random.Generator:
-            return generator(plain(seed).bit_generator)
+            found: np.random.Generator = (
+                generator(made().bit_generator) if seed is None else made(seed)
+            )
+            return found
 
         np.random.default_rng = default_rng
 
@@ -47,6 +59,7 @@ class NormalDraws:
 
         states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
         self._silent = silent
+        self._seeded.clear()
         try:
             yield
         finally:
@@ -55,18 +68,18 @@ class NormalDraws:
             np.random.set_state(states[1])  # noqa: NPY002
             torch.set_rng_state(states[2])
 
-    def _stoppable(self, draw: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting(self, seed: Callable[..., Any], owner: Any) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._seeded.add(owner)
+            return seed(*args, **kwargs)
+
+        return noted
+
+    def _stoppable(self, draw: Callable[..., Any], owner: Any) -> Callable[..., Any]:
         def drawn(*args: Any, **kwargs: Any) -> Any:
             found = draw(*args, **kwargs)  # in any case: later draws are to be the same
-            if not self._silent:
+            if not self._silent or owner in self._seeded:
                 return found
             return found.zero_() if hasattr(found, "zero_") else found * 0.0
 
         return drawn
-
-
-def _generator(stoppable: Callable[..., Any]) -> type[np.random.Generator]:
-    names = ("normal", "standard_normal", "laplace")
-    plain = np.random.Generator
-    methods = {name: stoppable(getattr(plain, name)) for name in names}
-    return type("Generator", (plain,), methods)

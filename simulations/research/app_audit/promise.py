@@ -97,11 +97,12 @@ def promise(
         certain = list(composed(one, mechanisms, rounds))
         if runs and not _rests_on_the_function(one, runs):
             certain += without_noise(one, known)
+        everything: list[CoinTest | Evidence] = [*tests, *others]
         said = _Heard(
             runs=runs,
             opposite=opposite,
             tests=tests,
-            against=[test for test in (*tests, *others) if next(refuted)],
+            against=[test for test in everything if next(refuted)],
             certain=certain,
             level=LEVEL / max(1, len(family)),
         )
@@ -165,8 +166,8 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
         verdict, said = REFUTED, f"{start}. Refuted (chance below {_p(first.p)}): {why}"
     elif bound > 0:
         verdict = REFUTED if certain else NOT_REFUTED
-        first = "" if certain else "Not refuted: "
-        said = f"{start}. {first}{said}. They could have refuted epsilon below {bound:.3g}"
+        opening = "" if certain else "Not refuted: "
+        said = f"{start}. {opening}{said}. They could have refuted epsilon below {bound:.3g}"
     else:
         verdict = REFUTED if certain else CANNOT_TELL
         said = f"{start}. {said}: too little for any bound"
