@@ -258,7 +258,7 @@ def main() -> None:
     if canaries is None:
         probe(**asked, out=out)
         return
-    from .canary_clients import Canaries, CanaryGrid
+    from .promise.canary_clients import Canaries, CanaryGrid
 
     mine = Canaries(clients=asked["nodes"], seed=asked["seed"], **canaries)
     probe(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from flwr_privacy.simulations.research.app_audit import promise as promise_module
-from flwr_privacy.simulations.research.app_audit.claims import Claim, read_claim
 from flwr_privacy.simulations.research.app_audit.findings import (
     CANNOT_TELL,
     NOT_REFUTED,
@@ -16,7 +15,8 @@ from flwr_privacy.simulations.research.app_audit.findings import (
     Finding,
 )
 from flwr_privacy.simulations.research.app_audit.processes import run_probe
-from flwr_privacy.simulations.research.app_audit.promise import promise
+from flwr_privacy.simulations.research.app_audit.promise.claims import Claim, read_claim
+from flwr_privacy.simulations.research.app_audit.promise.verdicts import promise
 from flwr_privacy.simulations.research.app_audit.target import Target
 from flwr_privacy.simulations.research.app_audit.transcript import Transcript
 from tests.simulations.research.app_audit.promise_apps import written
