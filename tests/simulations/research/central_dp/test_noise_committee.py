@@ -16,11 +16,11 @@ from flwr_privacy.simulations.research.central_dp.noise_committee import (
     View,
     committee_cost,
     hockey_stick,
+    independent_cost,
     restarted_multiplier,
     rounds_until_lost,
     shifted_sum_distance,
     tables,
-    independent_cost,
     view_law,
 )
 from tests.shared.imports import ROOT
