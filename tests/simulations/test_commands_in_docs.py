@@ -66,3 +66,9 @@ def test_the_settings_of_a_run_are_allowed(page: Path) -> None:
             settings_of(values, say=lambda _: None)
         except DataError:
             assert root == "DATA"
+
+
+def test_the_table_has_every_command() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert re.findall(r"^\| `flwr-privacy (\S+)`", page, re.M) == list(commands)
