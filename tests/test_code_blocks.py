@@ -82,6 +82,7 @@ ELSEWHERE = {
         ("docs/adapters.md", f"python {name}\n"): "tests/test_adapters_page.py"
         for name in ("task", "server", "client", "names", "ffa")
     },
+    ("docs/app-audit.md", ""): "tests/simulations/research/app_audit/test_audit.py",
     ("docs/dp-sgd.md", ""): "tests/udp/test_dp_sgd_page.py",
     ("docs/simulation.md", "# mlflow_logger.py"): "tests/simulations/test_simulation_page.py",
     ("docs/simulation.md", "# my.toml"): "tests/simulations/test_simulation_page.py",

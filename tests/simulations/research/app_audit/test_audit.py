@@ -1,7 +1,9 @@
 """Whole audits: of a small app, of apps that cannot be audited, and of an interrupted one."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,8 @@ from flwr_privacy.simulations.research.app_audit import audit as module
 from flwr_privacy.simulations.research.app_audit.audit import audit
 from flwr_privacy.simulations.research.app_audit.findings import PARTS
 from flwr_privacy.simulations.research.app_audit.report import AuditReport
+from flwr_privacy.simulations.testing import assert_leaks_less_than
+from tests.shared.imports import ROOT
 
 from .apps import small_app
 
@@ -105,3 +109,17 @@ def test_settings_are_checked_before_anything_runs(
 def test_a_folder_without_an_app_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match="pyproject"):
         audit(tmp_path, out=tmp_path / "out")
+
+
+@pytest.mark.long
+def test_the_blocks_of_the_page_run(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/app-audit.md").read_text(encoding="utf-8")
+    (app.parent / "MY_APP").symlink_to(app)
+    monkeypatch.chdir(app.parent)
+    values: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(block, values)
+    assert values["report"].name == "small"
+    values["test_my_app"](assert_leaks_less_than)  # goes on with the same audit
+    with pytest.raises(AssertionError, match="number of records: "):
+        assert_leaks_less_than(values["report"], allowed=["uploads", "metrics in the clear"])

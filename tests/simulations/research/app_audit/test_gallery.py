@@ -1,4 +1,4 @@
-"""The five apps of the page: short audits give the verdicts of the whole ones, and the page's lines."""
+"""The five apps of the page: half a minute gives the verdicts of whole audits, and its lines."""
 
 import json
 import re
