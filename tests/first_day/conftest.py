@@ -81,9 +81,7 @@ class Apps:
             )
             try:
                 run_config = {**read.config, **config}
-                run_inline(
-                    server, client, nodes=nodes, run_config=run_config, state=self._state()
-                )
+                run_inline(server, client, nodes=nodes, run_config=run_config, state=self._state())
             finally:
                 forget(app)
         return modules[0]
