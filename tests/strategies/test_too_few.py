@@ -216,8 +216,8 @@ def test_a_run_of_which_all_trainings_fail_ends_and_says_so(
     again = make(loop=LoopOptions(seed=1, run_dir=runs, resume=True), epsilon=5000.0, rounds=ROUNDS)
     result = train(again, half, tmp_path, {}, ROUNDS)
     assert [line["round"] for line in result.history] == list(range(ROUNDS + 1))
-    assert again.trained.tests == 20
-    assert again.trained.rounds == 20 - ended
+    assert again.trained.tests == ROUNDS
+    assert again.trained.rounds == ROUNDS - ended
 
 
 def test_a_run_that_is_killed_before_it_says_so_ends_when_it_goes_on(tmp_path: Path) -> None:
@@ -230,16 +230,16 @@ def test_a_run_that_is_killed_before_it_says_so_ends_when_it_goes_on(tmp_path: P
             raise Killed
 
     failing = dict.fromkeys(ALL, "raises")
-    options: dict[str, Any] = {"epsilon": 5000.0, "rounds": 20}
+    options: dict[str, Any] = {"epsilon": 5000.0, "rounds": ROUNDS}
     first = udp(loop=LoopOptions(seed=1, run_dir=runs, on_round=die), **options)
-    assert isinstance(train(first, UDPClient, tmp_path, failing, 20), Killed)
+    assert isinstance(train(first, UDPClient, tmp_path, failing, ROUNDS), Killed)
     spent = [release.server_round for release in first.releases]
     again = udp(loop=LoopOptions(seed=1, run_dir=runs, resume=True), **options)
-    error = train(again, UDPClient, tmp_path, failing, 20)
+    error = train(again, UDPClient, tmp_path, failing, ROUNDS)
     assert isinstance(error, TooFewTrainedError)
     assert [release.server_round for release in again.releases] == spent
     once_more = udp(loop=LoopOptions(seed=1, run_dir=runs, resume=True), **options)
-    result = train(once_more, UDPClient, tmp_path, {}, 20)
+    result = train(once_more, UDPClient, tmp_path, {}, ROUNDS)
     assert [line["round"] for line in result.history] == list(range(ROUNDS + 1))
 
 
