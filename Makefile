@@ -13,7 +13,7 @@ LONG = $(shell grep -rl "mark\.long" tests --include='test_*.py')
 # Two processes, and what each prints together, where make knows that (GNU make 4).
 BOTH = $(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: demo test test-deploy test-oldest test-newest check docs bench bench-scale clean
+.PHONY: demo test unit test-deploy test-oldest test-newest check docs bench bench-scale clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): about 2 GB, some minutes."
@@ -24,15 +24,18 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/flwr-privacy demo --out runs/demo
 
-# Two at a time. Of the tests that start an engine, which take both cores by themselves, a few.
-test: $(STAMP)
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not ray and not deployed and not long"
+# All tests that start no engine, and a few of those that do.
+test: unit
 	$(BOTH) smoke-ray smoke-deployed
 
-# All schemes on Ray, then the long tests, beside all schemes, and all faults, on a SuperLink and
-# SuperNodes of their own. What each of the two processes prints comes when it ends.
+# Two at a time.
+unit: $(STAMP)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not ray and not deployed and not long"
+
+# All schemes, and all faults, on a SuperLink and SuperNodes of their own; beside them all schemes on
+# Ray; the long tests as soon as one of the two ends. What each prints comes when it ends.
 test-deploy: $(STAMP)
-	$(BOTH) all-long all-deployed
+	$(BOTH) all-deployed all-ray all-long
 
 smoke-%: $(STAMP)
 	$(BIN)/pytest -m "$* and smoke" $(ENGINES)
@@ -40,7 +43,7 @@ smoke-%: $(STAMP)
 all-%: $(STAMP)
 	$(BIN)/pytest -m "$* and not smoke" $(ENGINES)
 
-all-long: all-ray
+all-long: $(STAMP)
 	$(BIN)/pytest -m long $(LONG)
 
 # Some tests on the oldest and on the newest flwr that pyproject.toml allows.

@@ -54,12 +54,16 @@ SCHEMES = {
         rounds=1,
         strategy={"unit": "dp-sgd", "epsilon": 50.0, "sampling_rate": 0.1, "steps": 3},
     ),
+    # One round where each is on its own: what nodes keep from round to round the others show.
     "mspdq": settings_of(
-        "mspdq", strategy={"bits": 8, "bound": 4.0, "mixing_rounds": 1}, secure_sum=SecureSum()
+        "mspdq",
+        rounds=1,
+        strategy={"bits": 8, "bound": 4.0, "mixing_rounds": 1},
+        secure_sum=SecureSum(),
     ),
     "acfl": settings_of("acfl", "digits-rff"),
     "fedvs": settings_of("fedvs", "digits-rows", strategy={"evaluate_every": ROUNDS}),
-    "central-dp": settings_of("central-dp", strategy={"epsilon": 50.0}),
+    "central-dp": settings_of("central-dp", rounds=1, strategy={"epsilon": 50.0}),
     # Codes that each client sends by itself, in several exchanges of a round:
     "mspdq-open": settings_of("mspdq", rounds=1, strategy={"bits": 8, "mixing_rounds": 2}),
     # How long a round is goes with the questions:

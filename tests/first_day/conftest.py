@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sklearn.datasets
+from sklearn.datasets import load_digits
 
 import flwr_privacy.simulations
 from flwr_privacy.simulations.engines.inline import run_inline
@@ -34,6 +36,12 @@ def initial(name: str) -> Arrays | str:
     return arrays_of(AppFolder.read(folder_of(name)))
 
 
+@cache
+def digits() -> Any:
+    """Return the digits, which the apps read for every message, from memory."""
+    return load_digits()
+
+
 class Apps:
     """Copies of apps, and how they are run."""
 
@@ -55,13 +63,16 @@ class Apps:
             forget(app)
         return module
 
-    def run(self, app: Path, nodes: Sequence[Mapping[str, Any]] | int = NODES) -> Any:
+    def run(
+        self, app: Path, nodes: Sequence[Mapping[str, Any]] | int = NODES, **config: Any
+    ) -> Any:
         """Run an app inline, from its folder; return the module of its server."""
         read = AppFolder.read(app)
         forget(app)
         with self._patch.context() as patch:
             patch.chdir(app)  # where it writes its files
             patch.syspath_prepend(str(app))
+            patch.setattr(sklearn.datasets, "load_digits", digits)
             halves = [reference.split(":") for reference in (read.server, read.client)]
             modules = [importlib.import_module(module) for module, _ in halves]
             server, client = (
@@ -69,7 +80,8 @@ class Apps:
                 for module, (_, attribute) in zip(modules, halves, strict=True)
             )
             try:
-                run_inline(server, client, nodes=nodes, run_config=read.config, state=self._state())
+                run_config = {**read.config, **config}
+                run_inline(server, client, nodes=nodes, run_config=run_config, state=self._state())
             finally:
                 forget(app)
         return modules[0]

@@ -35,6 +35,8 @@ from flwr_privacy.strategies import (
 )
 from flwr_privacy.udp.plan import UDPPlan
 
+pytestmark = pytest.mark.usefixtures("no_pld")
+
 MODEL = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}
 CLIENTS = 6
 SUM = SecureSum(threshold=CLIENTS)
@@ -123,6 +125,7 @@ def train(
     return results[0]
 
 
+ROUNDS = 8
 ALL = dict.fromkeys(range(CLIENTS))
 HALF = {0: "raises", 1: "NaN", 2: "shapes"}
 
@@ -195,11 +198,11 @@ def test_a_run_of_which_all_trainings_fail_ends_and_says_so(
     make, half = MODES[mode]
     runs = tmp_path / "run"
     runs.mkdir()
-    strategy = make(loop=LoopOptions(seed=1, run_dir=runs), epsilon=5000.0, rounds=20)
-    error = train(strategy, half, tmp_path, dict.fromkeys(ALL, kind), 20)
+    strategy = make(loop=LoopOptions(seed=1, run_dir=runs), epsilon=5000.0, rounds=ROUNDS)
+    error = train(strategy, half, tmp_path, dict.fromkeys(ALL, kind), ROUNDS)
     assert isinstance(error, TooFewTrainedError)
     ended = len(error.history)
-    assert ended < 20
+    assert ended < ROUNDS
     assert strategy.trained.rounds == ended
     answers = CLIENTS * ended
     assert str(error).startswith(f"too few clients train: of {answers} answers in {ended} rounds")
@@ -210,11 +213,11 @@ def test_a_run_of_which_all_trainings_fail_ends_and_says_so(
     assert json.loads((runs / "privacy-card.json").read_text())["releases"]
 
     # It goes on once its clients are mended.
-    again = make(loop=LoopOptions(seed=1, run_dir=runs, resume=True), epsilon=5000.0, rounds=20)
-    result = train(again, half, tmp_path, {}, 20)
-    assert [line["round"] for line in result.history] == list(range(21))
-    assert again.trained.tests == 20
-    assert again.trained.rounds == 20 - ended
+    again = make(loop=LoopOptions(seed=1, run_dir=runs, resume=True), epsilon=5000.0, rounds=ROUNDS)
+    result = train(again, half, tmp_path, {}, ROUNDS)
+    assert [line["round"] for line in result.history] == list(range(ROUNDS + 1))
+    assert again.trained.tests == ROUNDS
+    assert again.trained.rounds == ROUNDS - ended
 
 
 def test_a_run_that_is_killed_before_it_says_so_ends_when_it_goes_on(tmp_path: Path) -> None:
@@ -227,17 +230,17 @@ def test_a_run_that_is_killed_before_it_says_so_ends_when_it_goes_on(tmp_path: P
             raise Killed
 
     failing = dict.fromkeys(ALL, "raises")
-    options: dict[str, Any] = {"epsilon": 5000.0, "rounds": 20}
+    options: dict[str, Any] = {"epsilon": 5000.0, "rounds": ROUNDS}
     first = udp(loop=LoopOptions(seed=1, run_dir=runs, on_round=die), **options)
-    assert isinstance(train(first, UDPClient, tmp_path, failing, 20), Killed)
+    assert isinstance(train(first, UDPClient, tmp_path, failing, ROUNDS), Killed)
     spent = [release.server_round for release in first.releases]
     again = udp(loop=LoopOptions(seed=1, run_dir=runs, resume=True), **options)
-    error = train(again, UDPClient, tmp_path, failing, 20)
+    error = train(again, UDPClient, tmp_path, failing, ROUNDS)
     assert isinstance(error, TooFewTrainedError)
     assert [release.server_round for release in again.releases] == spent
     once_more = udp(loop=LoopOptions(seed=1, run_dir=runs, resume=True), **options)
-    result = train(once_more, UDPClient, tmp_path, {}, 20)
-    assert [line["round"] for line in result.history] == list(range(21))
+    result = train(once_more, UDPClient, tmp_path, {}, ROUNDS)
+    assert [line["round"] for line in result.history] == list(range(ROUNDS + 1))
 
 
 def test_the_quorum_is_how_many_have_to_train(tmp_path: Path) -> None:
