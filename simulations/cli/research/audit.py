@@ -20,6 +20,20 @@ def audit(
     ] = None,
     minutes: Annotated[float, typer.Option(help="Time for everything.")] = 10.0,
     seed: Annotated[int, typer.Option(help="Root of all random draws.")] = 0,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="module:function that returns the app's torch module; by default it is the one "
+            "that a client trained."
+        ),
+    ] = None,
+    claims: Annotated[
+        str | None,
+        typer.Option(
+            help="What the app is said to keep, as epsilon=1,delta=1e-5,unit=user,view=model; by "
+            "default what it says by itself."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of the audit, by default runs/audit-NAME; it goes on there."),
@@ -46,6 +60,8 @@ def audit(
             clients=clients,
             minutes=minutes,
             seed=seed,
+            model=model,
+            claims=claims,
             tell=lambda step, done: progress.update(bar, description=step, completed=done),
         )
         progress.update(bar, description="done", completed=1.0)

@@ -20,6 +20,8 @@ from .advice import advice
 from .findings import LEFT_OUT, NOTE, PARTS, Finding
 from .observed import SERVER, observed
 from .processes import run_module, run_probe
+from .promise.claims import read_claim
+from .promise.verdicts import promise
 from .report import AuditReport
 from .target import Target, masked
 from .transcript import Transcript
@@ -47,6 +49,8 @@ def audit(
     clients: int | None = None,
     minutes: float = MINUTES,
     seed: int = 0,
+    model: str | None = None,
+    claims: str | None = None,
     tell: Tell = lambda step, done: None,
 ) -> AuditReport:
     """Audit an unmodified Flower app: say what its server learns.
@@ -70,6 +74,13 @@ def audit(
     seed : int, default 0
         Root of all random draws, also those of the app as far as it draws them from Python, NumPy
         and torch.
+    model : str, optional
+        "module:function" of a function without arguments that returns the app's torch module; by
+        default it is the one that a client trained.
+    claims : str, optional
+        What the app is said to keep, as "epsilon=1,delta=1e-5,unit=user,view=model"; by default
+        what the app says by itself: its card, or the settings of Flower's mods and wrappers. See
+        `flwr_privacy.simulations.research.app_audit.promise.claims.read_claim`.
     tell : callable, optional
         Is told which step begins, and which share of the audit is done.
 
@@ -96,8 +107,14 @@ def audit(
     if check_number("minutes", minutes) <= 0:
         raise InvalidParameterError("minutes", minutes, "a number above 0")
     check_integer("seed", seed, minimum=0)
+    claim = None if claims is None else read_claim(claims)
     folder = Path("runs", f"audit-{target.app.name}") if out is None else Path(out)
-    kept = _Kept(folder, _key(target, rounds=rounds, seed=seed), minutes * 60, tell)
+    kept = _Kept(
+        folder,
+        _key(target, rounds=rounds, seed=seed, model=model, claims=claims),
+        minutes * 60,
+        tell,
+    )
     start = time.monotonic()
     as_is = kept.transcript(
         "as it is", lambda path, s: run_probe(target, path, seconds=s, seed=seed, rounds=rounds)
@@ -110,7 +127,13 @@ def audit(
     )
     findings = [
         *kept.findings("left", lambda s: [*_ended(as_is), *observed(as_is)]),
-        *kept.findings("rebuilt", lambda s: _rebuilt(target, as_is, few, folder, s, seed)),
+        *kept.findings("rebuilt", lambda s: _rebuilt(target, as_is, few, folder, s, seed, model)),
+        *kept.findings(
+            "promise",
+            lambda s: promise(
+                target, as_is, claim=claim, seconds=s, seed=seed, folder=folder / "canaries"
+            ),
+        ),
     ]
     findings += kept.findings("advice", lambda s: advice(target, findings))
     report = AuditReport(
@@ -121,6 +144,7 @@ def audit(
             "rounds": rounds,
             "minutes": minutes,
             "seed": seed,
+            "claims": claims,
             "version": __version__,
             "config": masked(target.app.config),
         },
@@ -234,7 +258,13 @@ def _ended(transcript: Transcript) -> list[Finding]:
 
 
 def _rebuilt(
-    target: Target, as_is: Transcript, few: Transcript, folder: Path, seconds: float, seed: int
+    target: Target,
+    as_is: Transcript,
+    few: Transcript,
+    folder: Path,
+    seconds: float,
+    seed: int,
+    model: str | None,
 ) -> list[Finding]:
     """Run the attacks in a process of their own, as they load the app's model."""
     out = folder / "rebuilt"
@@ -244,7 +274,7 @@ def _rebuilt(
         "seconds": seconds,
         "seed": seed,
         "out": str(out.resolve()),
-        "model": None,
+        "model": model,
     }
     log = out / "log.txt"
     in_time = run_module("rebuilt", asked, target=target, seconds=seconds + _LEAST, log=log)

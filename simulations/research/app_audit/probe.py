@@ -5,12 +5,14 @@
 
 import importlib
 import json
+import os
 import random
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,14 +21,16 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from flwr_privacy.privacy.card.folder import RUNS_VARIABLE
 from flwr_privacy.simulations.engines.inline.flower_internals import records_to_bytes
 from flwr_privacy.simulations.engines.inline.grid import InlineGrid
 from flwr_privacy.simulations.engines.inline.run import run_on
 from flwr_privacy.wire.message import RECORD
 
+from .declared import watch_mechanisms
 from .instruments import Inside, Replace, watch
 from .offline import disconnect
-from .transcript import TranscriptWriter
+from .transcript import CARDS, TranscriptWriter
 
 __all__ = ["EnoughError", "RecordingGrid", "main", "probe"]
 
@@ -178,6 +182,8 @@ def probe(
     rounds: int | None = None,
     records: Sequence[int] = (),
     replace: Replace | None = None,
+    runs: int | None = None,
+    make_grid: Callable[..., "RecordingGrid"] = RecordingGrid,
 ) -> None:
     """Run an app in this process, and write a transcript.
 
@@ -199,8 +205,14 @@ def probe(
         How many records the clients have: client i has the i-th number of them, again and again.
     replace : callable, optional
         Answers in place of the app's own functions.
+    runs : int, optional
+        Number of runs, one after the other, whose transcripts are in ``out/0``, ``out/1``, ...;
+        by default one, in `out` itself.
+    make_grid : callable, default RecordingGrid
+        Makes the grid of a run.
     """
     network = disconnect()
+    declared = watch_mechanisms()
     grid: RecordingGrid | None = None
 
     def cut() -> int | None:
@@ -210,36 +222,51 @@ def probe(
 
     inside = watch(records=cut, replace=replace)
     _seed(seed)
-    writer = TranscriptWriter(out)
-    about: dict[str, Any] = {"ended": "crashed", "error": "", "mods": [], "network": network}
-    try:
-        client_app: ClientApp = _load(client)
-        server_app: ServerApp = _load(server)
-        about["mods"] = [_described(mod) for mod in getattr(client_app, "_mods", ())]
-        grid = RecordingGrid(
-            client_app,
-            nodes,
-            inside=inside,
-            writer=writer,
-            rounds=rounds,
-            run_config=config,
-            serialise=True,
-            insecure_seed=seed,
-        )
-        run_on(grid, server_app, config)
-        about["ended"] = "whole"
-    except EnoughError as enough:
-        about["ended"] = str(enough)
-    # Whatever the app raises is a finding, and so is its way out by sys.exit.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        about["error"] = "".join(traceback.format_exception_only(error)).strip()
-    writer.close(about)
+    folders = [out] if runs is None else [out / str(run) for run in range(runs)]
+    for run, folder in enumerate(folders):
+        os.environ[RUNS_VARIABLE] = str(folder / CARDS)
+        writer = TranscriptWriter(folder)
+        about: dict[str, Any] = {"ended": "crashed", "error": "", "mods": [], "network": network}
+        try:
+            client_app: ClientApp = _load(client)
+            server_app: ServerApp = _load(server)
+            about["mods"] = [_described(mod) for mod in getattr(client_app, "_mods", ())]
+            grid = make_grid(
+                client_app,
+                nodes,
+                inside=inside,
+                writer=writer,
+                rounds=rounds,
+                run_config=config,
+                serialise=True,
+                insecure_seed=seed + run,  # of the clients' noise, which is not to repeat
+            )
+            run_on(grid, server_app, config)
+            about["ended"] = "whole"
+        except EnoughError as enough:
+            about["ended"] = str(enough)
+        # Whatever the app raises is a finding, and so is its way out by sys.exit.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            about["error"] = "".join(traceback.format_exception_only(error)).strip()
+        writer.close({**about, "declared": declared()})
 
 
 def main() -> None:
-    """Read which app to run, and run it."""
+    """Read which app to run, and run it; with ``canaries``, with canary clients."""
     asked = json.load(sys.stdin)
-    probe(**{**asked, "out": Path(asked["out"])})
+    out, canaries = Path(asked.pop("out")), asked.pop("canaries", None)
+    if canaries is None:
+        probe(**asked, out=out)
+        return
+    from .promise.canary_clients import Canaries, CanaryGrid
+
+    mine = Canaries(clients=asked["nodes"], seed=asked["seed"], **canaries)
+    probe(
+        **asked,
+        out=out,
+        replace=mine.answer,
+        make_grid=partial(CanaryGrid, canaries=mine),
+    )
 
 
 def _load(reference: str) -> Any:

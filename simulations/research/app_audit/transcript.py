@@ -18,9 +18,12 @@ from numpy.typing import NDArray
 
 from flwr_privacy.simulations.engines.inline.flower_internals import records_from_bytes
 
-__all__ = ["Exchange", "Training", "Transcript", "TranscriptWriter", "arrays_of"]
+__all__ = ["CARDS", "Exchange", "Training", "Transcript", "TranscriptWriter", "arrays_of"]
 
 _EXCHANGES, _OBJECTS, _ABOUT, _MODEL = "exchanges.jsonl", "objects", "about.json", "model.pkl"
+
+CARDS = "cards"
+"""Folder in a transcript's folder with the privacy cards that the app left."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -166,11 +169,12 @@ class Transcript:
         """How the run ended.
 
         ``ended`` is "whole", "crashed", "stopped" (by its time limit), or says why it was enough;
-        ``error`` of a crash, ``mods`` of the clients, and what it asked of the ``network``.
+        ``error`` of a crash, ``mods`` of the clients, what it asked of the ``network``, and the
+        mechanisms of Flower that it made, ``declared``.
         """
         path = self.folder / _ABOUT
         if not path.exists():
-            return {"ended": "stopped", "error": "", "mods": [], "network": []}
+            return {"ended": "stopped", "error": "", "mods": [], "network": [], "declared": []}
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
 
@@ -197,7 +201,7 @@ class TranscriptWriter:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         (folder / _OBJECTS).mkdir(parents=True, exist_ok=True)
         self._lines = (folder / _EXCHANGES).open("a", encoding="utf-8")
         self._number = 0
@@ -207,12 +211,12 @@ class TranscriptWriter:
     @property
     def model(self) -> Path:
         """Where the model is written."""
-        return self._folder / _MODEL
+        return self.folder / _MODEL
 
     def keep(self, written: bytes) -> tuple[str, int]:
         """Keep records in Flower's serialisation; return their digest and their size in bytes."""
         digest = hashlib.sha256(written).hexdigest()
-        path = self._folder / _OBJECTS / digest
+        path = self.folder / _OBJECTS / digest
         if not path.exists():
             path.write_bytes(written)
             self.bytes += len(written)
@@ -222,7 +226,7 @@ class TranscriptWriter:
         """Keep what a client trained or evaluated on, and return the name of the file."""
         name = f"{name}-{self._number}"
         np.savez(
-            self._folder / _OBJECTS / f"{name}.npz",
+            self.folder / _OBJECTS / f"{name}.npz",
             inputs=training.inputs,
             labels=training.labels,
             classes=np.array(list(training.histogram), dtype=np.int64),
@@ -240,7 +244,7 @@ class TranscriptWriter:
     def close(self, about: Mapping[str, Any]) -> None:
         """Write how the run ended."""
         self._lines.close()
-        (self._folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        (self.folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
 
 def arrays_of(content: RecordDict | None) -> dict[str, NDArray[Any]]:

@@ -1,0 +1,268 @@
+"""What an app's promise is worth: its parameters, its noise, and the coins of canary clients.
+
+All tests of a report are one family: by Holm's method the chance that any of them refutes a
+promise that is kept is at most 5 %. Checks without statistics make no such error.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr_privacy.accounting import REPLACE_ONE
+from flwr_privacy.simulations.research.audits.evidence import Evidence
+from flwr_privacy.simulations.research.audits.verdicts import LEVEL, holm
+
+from ..findings import CANNOT_TELL, NOT_REFUTED, NOTE, REFUTED, Finding, Table
+from ..processes import run_probe
+from ..target import Target
+from ..transcript import Transcript
+from .canary_runs import CanaryRun, model_scores, read_runs, server_scores
+from .canary_tests import CoinTest, coin_tests
+from .claims import STATED, Claim, claims_of, mechanisms_of
+from .structure import (
+    MODEL,
+    SERVER,
+    composed,
+    lonely_sums,
+    noise_evidence,
+    parameters,
+    without_noise,
+)
+from .training_rounds import TrainingRound, rounds_of, rounds_run, uneven_weights
+
+__all__ = ["COINS", "promise"]
+
+COINS = 200
+"""Coins that a report asks for. Where the time is over before, it has those of whole runs."""
+
+_UNEVEN = 1.01  # largest weight over the mean, above which it is said
+_MOST = 100.0  # epsilon from which on an estimate says only that there is next to no noise
+_CHANCE = "half of the guesses"
+
+
+def promise(
+    target: Target,
+    as_is: Transcript,
+    *,
+    claim: Claim | None,
+    seconds: float,
+    seed: int,
+    folder: Path,
+) -> list[Finding]:
+    """Return what is to be said of an app's promise.
+
+    Parameters
+    ----------
+    target : Target
+        The app.
+    as_is : Transcript
+        Of a run of the app as it is.
+    claim : Claim, optional
+        What somebody says that the app keeps. By default its own claims.
+    seconds : float
+        Time for the runs with canary clients. Runs that are whole by then count.
+    seed : int
+        Of coins and directions, and of what the app draws.
+    folder : Path
+        Gets the transcripts of the runs.
+    """
+    rounds, weight = rounds_run(as_is), uneven_weights(as_is)
+    mechanisms = mechanisms_of(as_is, weight=weight)
+    known = list(rounds_of(as_is))
+    claims = [claim] if claim else claims_of(as_is, rounds=rounds, weight=weight)
+    findings = [*parameters(mechanisms, rounds), *lonely_sums(known)]
+    if weight > _UNEVEN and any(one.view == "model" for one in mechanisms):
+        findings.append(_uneven(weight))
+    if not claims:
+        return [*findings, _no_claim()]
+    claims = [_like_the_mechanism(one, [m.neighbours for m in mechanisms]) for one in claims]
+    runs: list[CanaryRun] = []
+    relations = {one.neighbours for one in claims if one.unit == "user"}
+    opposite = relations == {REPLACE_ONE}
+    if relations:
+        run_probe(
+            target,
+            folder,
+            seconds=seconds,
+            seed=seed,
+            runs=-(-COINS // target.clients),
+            canaries={"opposite": opposite},
+        )
+        runs = read_runs(folder)
+    heard = [_heard(one, rounds, known, runs) for one in claims]
+    family = [p for tests, others in heard for p in [*(t.p for t in tests), *(o.p for o in others)]]
+    refuted = iter(holm(family, LEVEL))
+    for number, (one, (tests, others)) in enumerate(zip(claims, heard, strict=True), 1):
+        certain = list(composed(one, mechanisms, rounds))
+        if runs and not _rests_on_the_function(one, runs):
+            certain += without_noise(one, known)
+        everything: list[CoinTest | Evidence] = [*tests, *others]
+        said = _Heard(
+            runs=runs,
+            opposite=opposite,
+            tests=tests,
+            against=[test for test in everything if next(refuted)],
+            certain=certain,
+            level=LEVEL / max(1, len(family)),
+        )
+        name = "the promise" if len(claims) == 1 else f"promise {number}"
+        findings += [*certain, _verdict(name, one, said)]
+    return findings
+
+
+def _heard(
+    claim: Claim, rounds: int, known: Sequence[TrainingRound], runs: Sequence[CanaryRun]
+) -> tuple[list[CoinTest], list[Evidence]]:
+    """Return the tests of a claim, whatever they say."""
+    if claim.unit != "user" or not runs or _rests_on_the_function(claim, runs):
+        return [], []
+    # The server sees the models too.
+    views = [model_scores(runs), *([server_scores(runs)] if claim.view == "server" else [])]
+    whole = claim.over(rounds)
+    tests = [test for one in views if one is not None for test in coin_tests(whole, one)]
+    return tests, list(noise_evidence(claim, known, runs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Heard:
+    """What was heard of one claim: all tests, those that refute it, and what does for certain."""
+
+    runs: Sequence[CanaryRun]
+    opposite: bool
+    tests: Sequence[CoinTest]
+    against: Sequence[CoinTest | Evidence]
+    certain: Sequence[Finding]
+    level: float
+
+
+def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
+    tests, certain, runs = heard.tests, heard.certain, heard.runs
+    who = SERVER if claim.view == "server" else MODEL
+    start = f"Claimed is {claim} ({claim.source})"
+    if certain:
+        start += f". Refuted without statistics: {' and '.join(one.name for one in certain)}"
+    if not tests:
+        return Finding(
+            part="promise",
+            name=name,
+            verdict=REFUTED if certain else CANNOT_TELL,
+            said=f"{start}. {_why_not(claim, runs)}",
+            adversary=who,
+            chance=_CHANCE,
+        )
+    coins = tests[0].scores.coins.size
+    bounds = [test.bound(heard.level) for test in tests]
+    bound = max(bounds)
+    best = tests[bounds.index(bound)]
+    estimate = best.scores.estimate(claim.delta, opposite=heard.opposite)
+    said = (
+        f"{best.correct} of {best.guesses} guesses of coins are right, from "
+        f"{'what left the nodes' if best.scores.view == 'server' else 'the models'} alone"
+    )
+    if heard.against:
+        first = min(heard.against, key=lambda one: one.p)
+        why = said if isinstance(first, CoinTest) else f"{first.name}: {first.found}"
+        verdict, said = REFUTED, f"{start}. Refuted (chance below {_p(first.p)}): {why}"
+    elif bound > 0:
+        verdict = REFUTED if certain else NOT_REFUTED
+        opening = "" if certain else "Not refuted: "
+        said = f"{start}. {opening}{said}. They could have refuted epsilon below {bound:.3g}"
+    else:
+        verdict = REFUTED if certain else CANNOT_TELL
+        said = f"{start}. {said}: too little for any bound"
+    turned = "one of two opposite ones" if heard.opposite else "there or next to none"
+    return Finding(
+        part="promise",
+        name=name,
+        verdict=verdict,
+        said=f"{said}. {coins} coins in {len(runs)} runs of all rounds, of canary clients whose "
+        f"update is {turned}. The one-shot estimate of epsilon is {_estimated(estimate)}: an "
+        "estimate, and no bound.",
+        adversary=who,
+        chance=_CHANCE,
+        numbers={
+            "claimed": claim.epsilon,
+            "delta": claim.delta,
+            "refutable below": _rounded(bound),
+            "estimate": _rounded(estimate),
+            "coins": coins,
+            "runs": len(runs),
+            "p": min(one.p for one in (*tests, *heard.against)),
+        },
+        table=Table(
+            ("seen", "guesses", "right", "chance"),
+            [(t.scores.view, t.guesses, t.correct, float(f"{t.p:.3g}")) for t in tests],
+        ),
+    )
+
+
+def _why_not(claim: Claim, runs: Sequence[CanaryRun]) -> str:
+    if claim.unit == "record":
+        return (
+            "Canary clients say nothing of single records: for these hide records in your own "
+            "trainer (`flwr-privacy attack audit`, or own_audits of the pytest plugin)."
+        )
+    if not runs:
+        return "No run with canary clients was whole in time: give it more --minutes."
+    if _rests_on_the_function(claim, runs):
+        return (
+            "The app's own function adds noise to its arrays, and canaries replace this function: "
+            "what it protects was not tested. Noise in a mod can be."
+        )
+    if claim.delta > 1 / (2 * sum(run.coins.size for run in runs)):
+        return "Its delta is too large for the number of coins: nothing could be refuted."
+    return (
+        "No answer with the arrays of a model was heard, or it has fewer entries than there are "
+        "clients: there were no canaries."
+    )
+
+
+def _rests_on_the_function(claim: Claim, runs: Sequence[CanaryRun]) -> bool:
+    return claim.source == STATED and any(run.own_noise for run in runs)
+
+
+def _like_the_mechanism(claim: Claim, neighbours: Sequence[str]) -> Claim:
+    if claim.neighbours is not None or not neighbours:
+        return claim
+    return Claim(**{**vars(claim), "neighbours": neighbours[0]})
+
+
+def _uneven(weight: float) -> Finding:
+    return Finding(
+        part="promise",
+        name="weights of clients",
+        verdict=NOTE,
+        said=f"The largest weight of a client is {weight:.3g} times the mean weight. The wrapper's "
+        "noise is for equal weights. For this client it is too small by that factor, which the "
+        "numbers here count; and a client may send any weight it likes.",
+        adversary=MODEL,
+        chance="0: no chance is in it",
+        numbers={"largest over mean": weight},
+    )
+
+
+def _no_claim() -> Finding:
+    return Finding(
+        part="promise",
+        name="the promise",
+        verdict=NOTE,
+        said="The app claims no differential privacy, so there is nothing to refute. What somebody "
+        "says of it can be tested with --claims.",
+        adversary=SERVER,
+        chance=_CHANCE,
+    )
+
+
+def _p(chance: float) -> str:
+    return f"{max(chance, 1e-12):.1g}"
+
+
+def _estimated(epsilon: float) -> str:
+    if math.isnan(epsilon):
+        return "not known"
+    return f"{epsilon:.3g}" if epsilon < _MOST else f"above {_MOST:g}"
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
