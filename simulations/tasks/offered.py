@@ -117,7 +117,7 @@ def _found_in(folder: str) -> Iterator[None]:
 
 
 def _pickled(parameter: str, value: Any) -> bytes:
-    import cloudpickle  # type: ignore[import-untyped]
+    import cloudpickle
 
     try:
         return bytes(cloudpickle.dumps(value))

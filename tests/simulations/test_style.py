@@ -50,3 +50,16 @@ def test_images_that_are_recovered_have_a_frame(tmp_path: Path) -> None:
 
     assert orange([False, False]) == 0
     assert orange([True, True]) > 1.5 * orange([True, False]) > 0
+
+
+def test_colours_keep_their_places_and_their_span(tmp_path: Path) -> None:
+    def reddest(image: np.ndarray) -> float:
+        rows = [Row(name="record", images=image[None], span=(-1.0, 1.0))]
+        drawn = imread(draw(rows, tmp_path / "rows.png", title="rows", recovered="all"))
+        return float((drawn[:, :, 0] - drawn[:, :, 2]).max())
+
+    red = np.stack([np.ones((8, 8)), -np.ones((8, 8)), -np.ones((8, 8))])
+    assert reddest(red) == 1
+    assert reddest(0.5 * red) < 0.6
+    assert reddest(red[::-1]) == 0
+    assert reddest(red[:1]) == 0  # one channel is grey

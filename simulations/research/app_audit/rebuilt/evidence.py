@@ -15,6 +15,7 @@ __all__ = ["Upload", "kind_of", "laid_out", "sent_model", "upload_of"]
 
 Vectors = NDArray[np.float64]
 
+_FITS = 8
 _RELATED = 0.5  # correlation of codes with the model that was sent, if they are codes of a model
 
 
@@ -90,7 +91,7 @@ def upload_of(exchange: Exchange, shapes: Shapes) -> Upload | None:
         return None
     shapes = {name: shapes[name] for name in shapes if name in start}
     end = laid_out(arrays_of(exchange.reply), shapes)
-    if end is None:
+    if end is None or _are_codes(start, end):
         numbers = [a for a in payloads(exchange.reply) if np.issubdtype(a.dtype, np.number)]
         # Some put a weight before the arrays.
         codes = laid_out(numbers, shapes) or laid_out(numbers[1:], shapes)
@@ -105,6 +106,12 @@ def kind_of(exchange: Exchange) -> str:
     return "not known" if found is None else found.said
 
 
+def _are_codes(start: Mapping[str, NDArray[Any]], end: Mapping[str, NDArray[Any]]) -> bool:
+    """Tell whether whole numbers left in the place of others."""
+    pairs = [(start[name].dtype, end[name].dtype) for name in end]
+    return any(a.kind == "f" and b.kind in "iu" for a, b in pairs)
+
+
 def _decoded(
     start: Mapping[str, NDArray[Any]], codes: Mapping[str, NDArray[Any]]
 ) -> dict[str, Vectors]:
@@ -114,8 +121,12 @@ def _decoded(
     lengths = float(np.linalg.norm(x) * np.linalg.norm(y))
     if not lengths or abs(float(x @ y)) / lengths < _RELATED:
         return {name: array.astype(np.float64) for name, array in codes.items()}
-    slope = float(x @ y) / float(x @ x)
-    offset = after.mean() - slope * before.mean()
+    # Most entries change little: the line is fitted to the half that is nearest to it.
+    near = np.ones(len(before), bool)
+    for _ in range(_FITS):
+        slope, offset = np.polyfit(before[near], after[near], 1)
+        left = np.abs(after - slope * before - offset)
+        near = left <= np.median(left)
     return {n: (a.astype(np.float64) - offset) / slope - start[n] for n, a in codes.items()}
 
 

@@ -63,9 +63,12 @@ def inverted(case: Case, clock: Clock) -> Finding:
     name = "gradient inversion"
     targets = list(_targets(case))
     if not targets:
-        return left_out(name, "no upload of few records with continuous inputs fits the model")
+        why = "no upload of few records with continuous inputs and classes for labels was seen"
+        return left_out(name, why)
     if case.span <= 0:
         return left_out(name, "all values of the records are equal")
+    if not all(len(case.others(one.training.inputs)) for one in targets):
+        return left_out(name, "no records of other clients were seen, so nothing can be guessed")
     attacks: list[_Attack] = []
     why = ""
     for one in targets:

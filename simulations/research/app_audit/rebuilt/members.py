@@ -128,9 +128,7 @@ def members(case: Case, records: Records) -> Finding:
         "loss that fell since the first model": first - last,
     }
     before = _measured(loss_threshold(first), records.members)
-    return _finding(
-        name, records, scores, EVERYBODY, control=auc_interval(before, records.members)[2]
-    )
+    return _finding(name, records, scores, EVERYBODY, control=before.auc)
 
 
 def members_of_uploads(case: Case, records: Records, clock: Clock) -> Finding:

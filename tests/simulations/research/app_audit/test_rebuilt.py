@@ -88,7 +88,7 @@ def test_a_model_that_is_none_is_left_out_with_the_reason(
             model="tests.simulations.research.app_audit.test_rebuilt:same_model",
         )
     )
-    assert {f.name: f.verdict for f in named}["label histograms"] == "leak"
+    assert not left_out({f.name: f for f in named if f.name == "label histograms"})
 
 
 def same_model() -> nn.Module:
@@ -237,12 +237,11 @@ def test_an_app_is_attacked_in_a_process_of_its_own(tmp_path: Path) -> None:
     app = small_app(tmp_path, name="learner", nodes=3, server=SERVER, client=CLIENT)
     target = Target.of(app)
     as_is = run_probe(target, tmp_path / "as", seconds=120, seed=1)
-    few = run_probe(target, tmp_path / "few", seconds=120, seed=1, records=(1, 2, 4))
     evaluated = [e.evaluated for e in as_is.exchanges if e.kind == "evaluate"]
     assert len(evaluated) == 3
     assert all(e is not None and e.inputs.shape == (24, 10) for e in evaluated)
     out = tmp_path / "out"
-    asked = {"as_is": str(as_is.folder), "few": str(few.folder), "model": None}
+    asked = {"as_is": str(as_is.folder), "few": None, "model": None}
     asked |= {"seconds": 4.0, "seed": 1, "out": str(out)}
     log = out / "log.txt"
     assert run_module("rebuilt", asked, target=target, seconds=120, log=log), log.read_text()
@@ -250,5 +249,4 @@ def test_an_app_is_attacked_in_a_process_of_its_own(tmp_path: Path) -> None:
     found = {one["name"]: Finding.from_json(one) for one in json.loads(text)}
     assert sorted(found) == sorted(NAMES)
     assert found["members by loss"].numbers["non-members"] == 72
-    assert found["rows of linear layers"].verdict == "leak"
-    assert found["rows of linear layers"].numbers["exact"] >= 3
+    assert left_out(found) == set(NAMES[4:])

@@ -48,7 +48,7 @@ def test_records_that_were_learned_by_heart_are_members(tmp_path: Path) -> None:
 def test_the_direction_of_one_step_tells_its_records(tmp_path: Path) -> None:
     _, found = found_in(tmp_path / "as", evaluated=OTHERS)
     assert found.verdict == "leak"
-    assert found.numbers["best AUC"] > 0.75
+    assert found.numbers["best AUC"] > 0.6
 
 
 def test_noise_has_no_members(tmp_path: Path) -> None:

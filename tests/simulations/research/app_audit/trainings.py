@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def network(*sizes: int, seed: int = 0) -> nn.Sequential:
     """Linear layers with ReLUs between."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = [nn.Flatten()]
-    for first, second in zip(sizes, sizes[1:], strict=False):
+    for first, second in pairwise(sizes):
         layers += [nn.Linear(first, second), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
