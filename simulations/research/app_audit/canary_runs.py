@@ -76,7 +76,7 @@ class CanaryRun:
 
 def read_runs(folder: Path) -> list[CanaryRun]:
     """Return the whole runs of a probe, in order."""
-    runs = []
+    runs: list[CanaryRun] = []
     while (path := folder / str(len(runs)) / _FILE).exists():
         with np.load(path, allow_pickle=False) as found:
             values = {name: found[name] for name in found.files}
@@ -198,14 +198,14 @@ def repeated_noise(vectors: Vector) -> tuple[float, float]:
 
 def _common(own: NDArray[np.int64], pulls: Vector) -> Vector:
     """Return what the uploads of a round share in each direction; zeros where they share little."""
-    others = np.ma.masked_array(pulls, mask=own[:, None] == np.arange(pulls.shape[1]))
     if len(own) < 4:
         return np.zeros(pulls.shape[1])
-    within = float(np.ma.median(others.var(axis=0)))
-    between = float(np.ma.median(others.mean(axis=0) ** 2))
+    others = np.where(own[:, None] == np.arange(pulls.shape[1]), np.nan, pulls)
+    within = float(np.median(np.nanvar(others, axis=0)))
+    between = float(np.median(np.nanmean(others, axis=0) ** 2))
     if between == 0 or within > (1 - _SHARED) * between:
         return np.zeros(pulls.shape[1])
-    return np.asarray(np.ma.median(others, axis=0).filled(0.0), np.float64)
+    return np.asarray(np.nanmedian(others, axis=0), np.float64)
 
 
 def _scores(
