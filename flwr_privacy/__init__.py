@@ -10,6 +10,8 @@ from flwr_privacy.lazy import lazy
 
 if TYPE_CHECKING:
     from flwr_privacy.secure_sum import SecureSum
+    from flwr_privacy.simulations.research.app_audit.audit import audit
+    from flwr_privacy.simulations.research.app_audit.report import AuditReport
     from flwr_privacy.simulations.runner.sweep.results import Results
     from flwr_privacy.simulations.runner.sweep.simulate import simulate
     from flwr_privacy.strategies import (
@@ -52,6 +54,7 @@ __all__ = [
     "MSPDQ",
     "UDP",
     "AdaptiveClipping",
+    "AuditReport",
     "BandedMF",
     "CentralDP",
     "DistributedNoise",
@@ -72,6 +75,7 @@ __all__ = [
     "SplitVFL",
     "TreeNoise",
     "UserLevel",
+    "audit",
     "simulate",
 ]
 

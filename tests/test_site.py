@@ -178,15 +178,6 @@ def test_the_tutorial_runs_as_it_stands(
         assert stated == pytest.approx(recomputed)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_first_lines_that_somebody_sees_run(page: str) -> None:
-    found = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
-    assert found
-    values: dict[str, Any] = {}
-    for block in found:
-        exec(compile(block, page, "exec"), values)
-
-
 def test_what_the_decision_table_says_to_take_can_be_made() -> None:
     names: dict[str, Any] = {}
     exec("from flwr_privacy.secure_sum import SecureSum", names)

@@ -110,8 +110,9 @@ def guarantee_of(
         scheme="m2fdp",
         protects=_PROTECTS[privacy.unit],
         adversary=(
-            "everybody beyond the boundary of the device's trusted zone: the cloud, insecure "
-            "aggregators, other zones" + (", and who relays the messages" if relay else "")
+            "everyone above the point in the tree where the device's noise is added: the cloud, "
+            "aggregators that are not trusted, other zones"
+            + (", and who relays the messages" if relay else "")
         ),
         neighbours=_NEIGHBOURS[privacy.unit],
         epsilon=epsilon,

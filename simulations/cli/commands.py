@@ -16,6 +16,7 @@ from .ledger import ledger
 from .listing import ListingCommand
 from .nodes import doctor, executor, key, node
 from .research.attack import attack
+from .research.audit import audit
 from .research.calibrate import best_rounds, calibrate
 from .research.experiment import experiment, replication
 from .research.reliability import reliability
@@ -56,6 +57,7 @@ app = typer.Typer(
 for command in (
     *(
         check,
+        audit,
         run,
         deploy,
         report,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.settings.own_code import is_reference, search_current_folder
 from flwr_privacy.simulations.settings.run_settings import Settings
 
@@ -172,13 +173,22 @@ def doctor(
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Clients in a round of that task.")] = None,
     database: Annotated[
-        Path | None, typer.Option(help="Database of this machine's SuperLink.")
+        Path | None, typer.Option(help="Database of this machine's SuperLink, and nothing else.")
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option(help="Certificate of this machine's SuperLink.")
+        Path | None, typer.Option(help="Certificate of this machine's SuperLink, likewise.")
     ] = None,
 ) -> None:
-    """Check this machine: versions, Ray, GPUs, ports in use, data, a server's files."""
+    """Check this machine: versions, Ray, GPUs, ports in use and data, or a SuperLink's files."""
+    if database is not None or certificate is not None:
+        for name, value in {"--data-root": data_root, "--task": task, "--clients": clients}.items():
+            if value is not None:
+                allowed = "nothing beside --database and --certificate, which check a SuperLink"
+                raise InvalidParameterError(name, str(value), allowed)
+        from flwr_privacy.simulations.operations.superlink_checks import check_superlink_files
+
+        print_checks(check_superlink_files(database=database, certificate=certificate))
+        return
     from flwr_privacy.simulations.operations.doctor import diagnose
 
     settings = None
@@ -187,4 +197,4 @@ def doctor(
         if task is not None and is_reference(task):
             search_current_folder()
         settings = Settings().with_values({k: v for k, v in chosen.items() if v is not None})
-    print_checks(diagnose(data_root, settings, database=database, certificate=certificate))
+    print_checks(diagnose(data_root, settings))

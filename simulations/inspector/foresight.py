@@ -49,7 +49,7 @@ def forecast_of(wrap: Wrap, found: Arrays, *, clients: int) -> str:
             fraction_train=found.fraction_train,
             min_train_nodes=min(found.min_train_nodes, clients),
             min_available_nodes=1,
-            loop=LoopOptions(clients=clients),
+            loop=LoopOptions(clients=clients, write_card=False),
         )
     except FlwrPrivacyError as error:
         return f"forecast: there is none: {error}"

@@ -22,8 +22,6 @@ from .checks import (
     WARN,
     Check,
     Status,
-    certificate_check,
-    private_check,
     python_check,
     telemetry_check,
     version_check,
@@ -38,9 +36,6 @@ FLOWER_PORTS = {39091: "SuperLink", 39093: "Control API"}
 def diagnose(
     data_root: Path | None = None,
     settings: Settings | None = None,
-    *,
-    database: Path | None = None,
-    certificate: Path | None = None,
 ) -> list[Check]:
     """Check the environment, the machine and the data sets; never raises for a problem.
 
@@ -50,10 +45,6 @@ def diagnose(
         Folder with the data sets that no library brings.
     settings : Settings, optional
         A run, for which workers are suggested; its task must not need data to make a model.
-    database : Path, optional
-        Database of the SuperLink, which has the clients' replies.
-    certificate : Path, optional
-        Certificate of the SuperLink.
 
     Returns
     -------
@@ -70,15 +61,8 @@ def diagnose(
         telemetry_check(),
         *_data(data_root),
         *_installed_tasks(),
-        *([] if database is None else [_database(database)]),
-        *([] if certificate is None else [certificate_check(certificate)]),
         *workers,
     ]
-
-
-def _database(path: Path) -> Check:
-    beside = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))
-    return private_check("database", [path, *(file for file in beside if file.exists())])
 
 
 def _package(name: str) -> Check:
@@ -179,7 +163,12 @@ def _data(data_root: Path | None) -> Iterator[Check]:
     except ImportError as error:
         yield Check("data", FAIL, f"cannot be read: {error} ({INSTALL})")
         return
-    for name, state in available(data_root).items():
+    states = available(data_root)
+    if data_root is None:
+        elsewhere = [name for name, state in states.items() if state.startswith("missing")]
+        yield Check("data", OK, f"a folder is needed for {', '.join(elsewhere)} (--data-root DIR)")
+        states = {name: state for name, state in states.items() if name not in elsewhere}
+    for name, state in states.items():
         status: Status = OK if state.startswith("found") else WARN
         if state.startswith("damaged"):
             status = FAIL

@@ -1,4 +1,4 @@
-"""Checks a SuperLink from a node: TLS, clocks, versions, and whether it lets anyone start apps."""
+"""Checks a SuperLink: from a node (TLS, clocks, versions, who may start apps), and its files."""
 
 import http.client
 import ipaddress
@@ -14,9 +14,20 @@ from pathlib import Path
 
 from flwr_privacy.errors import InvalidParameterError
 
-from .checks import FAIL, OK, WARN, Check, validity
+from .checks import (
+    FAIL,
+    OK,
+    WARN,
+    Check,
+    certificate_check,
+    private_check,
+    python_check,
+    telemetry_check,
+    validity,
+    version_check,
+)
 
-__all__ = ["check_superlink"]
+__all__ = ["check_superlink", "check_superlink_files"]
 
 NAME = "SuperLink"
 TIMEOUT = 10.0
@@ -25,6 +36,29 @@ MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
 
 # Of the operators' interface. Without a body it changes nothing: only a proxy answers 403.
 CONTROL = "/v1/control/list-runs"
+
+
+def check_superlink_files(
+    *, database: Path | None = None, certificate: Path | None = None
+) -> list[Check]:
+    """Check the machine of a SuperLink; never raises for a problem.
+
+    Parameters
+    ----------
+    database : Path, optional
+        Its database, which has the clients' replies.
+    certificate : Path, optional
+        Its certificate.
+    """
+    checks = [python_check(), version_check("flwr"), version_check("flwr-privacy")]
+    checks.append(telemetry_check())
+    if database is not None:
+        beside = (database.with_name(database.name + e) for e in ("-wal", "-shm", "-journal"))
+        files = [database, *(file for file in beside if file.exists())]
+        checks.append(private_check("database", files))
+    if certificate is not None:
+        checks.append(certificate_check(certificate))
+    return checks
 
 
 def check_superlink(address: str, certificate: Path | None) -> list[Check]:

@@ -42,17 +42,26 @@ __all__ = [
 _TITLE = "# Reliability"
 
 _ABOUT = """
+After this page you know what becomes of a training, and of the clients' ledgers, if a message is
+lost or damaged, a process is killed or a disk is full. In short: the round goes on without the
+client; a killed server resumes at its checkpoint; a ledger never has fewer charges than answers
+were released. Where a scheme needs all clients before the first round, a fault of one of them
+ends the training with an error that says why: in the setup of FedVS, in that of ACFL under a secure
+sum, and in the hello of M2FDP with aggregators. What to do then is in
+[deployment.md](deployment.md#when-something-fails).
+
 `flwr-privacy reliability` writes this page; do not edit it by hand. For each scheme a small
 federation trains three rounds in one process (the inline engine): once without a fault, and once
-for each cell of its table. There, one fault happens to one client, in the phase of the column. The
-noise comes from a seed, so that both trainings can be compared bit for bit.
+for each cell of its table, in which one fault happens to one client in the phase of the column. The
+noise comes from a seed, so that both trainings can be compared bit for bit. A cell is a DEFECT if
+the ledger of a client lacks an entry for one of its answers, or the privacy card lacks a charge
+that it has without the fault.
 
-In every cell the ledger of each client has an entry for each different answer that the client
-gave, and the server's privacy card has a charge for each answer that the card of the training
-without a fault has one for. Otherwise the cell is a DEFECT. A client that has lost its files
-("node lost") has lost its ledger with them: where it was charged before, the server finds that its
-ledger was set back, and refuses it ([privacy.md](privacy.md#a-ledger-that-was-set-back)). Its key
-is a file of its operator's and stays; without its key it would be refused, too.
+A killed node loses what its process had in memory and keeps its files; a resumed server has its
+checkpoint. A client that has lost its files ("node lost") has lost its ledger: the server finds
+that it was set back and refuses it ([privacy.md](privacy.md#a-ledger-that-was-set-back)). A lost
+message is reported at once, as a SuperLink reports one whose time is over. Late and stale replies
+are waited for until the deadline.
 
 Two phases are not in the tables: `sync` of MSPDQ, which is sent only without a secure sum, and
 `oracle` of FedVS, which is for simulations. UDP has the same phases where it protects records.
@@ -123,15 +132,8 @@ Processes are killed at each step of writing a charge in
 
 **Changed messages.** `tests/every_scheme/test_fuzz.py` changes messages of this page's trainings
 at random, requests and replies, for a minute in each run of the tests; the seed is printed. With
-`FLWR_PRIVACY_FUZZ_SECONDS=1300` three runs changed 192,117 messages in 60,408 trainings. The first
-found that a client of ACFL raised a `ValueError` where a request named hardly any noise. Since that
-was mended, 102,704 messages have led to counted refusals, or to one error of this library, and
-nothing else.
-
-In the tables of this page a killed node or server loses what its process had in memory: a
-restarted node has its files only, a resumed server has its checkpoint. A lost message is reported
-at once, as a SuperLink reports one whose time is over. Late and stale replies are waited for until
-the deadline. No clock refuses answers here, as the clock of a SuperLink does.
+`FLWR_PRIVACY_FUZZ_SECONDS=1300` it changed 102,704 messages. All led to counted refusals, or to one
+error of this library, and nothing else.
 """
 
 

@@ -9,7 +9,6 @@ from flwr_privacy.simulations.reports.markdown import markdown_table
 
 from .endurance import Endured
 from .endurance_faults import RATE
-from .grid import FAULTS
 from .matrix import REFUSED, VERDICTS, Cell
 from .outages import LOST
 
@@ -84,12 +83,12 @@ faults are left out where a client cannot outlive them: the loss of its files un
 in FedVS, where the others know it by the key that it has lost; and a full disk where there is no
 ledger.
 
-`tracemalloc` counts Python's objects, without the library's bounded caches. The history has a line
-per round and the charges have an entry per request; both are meant to grow, and are measured
-apart. The rest may grow by no more than 256 bytes a round (the median of four parts), beside 32
-KiB that Python keeps for reuse. The table also has the resident size of the process, with all that
-libraries take past Python (torch, OpenBLAS, the allocator); no limit is set for it. Descriptors,
-threads and child processes are counted before and after the training.
+Two numbers in a cell are those after a fifth of the rounds and at the end. `tracemalloc` counts
+Python's objects, without the library's bounded caches. The history has a line per round and the
+charges have an entry per request; both are meant to grow, and are measured apart. The rest may grow
+by no more than 256 bytes a round (the median of four parts), beside 32 KiB that Python keeps for
+reuse. No limit is set for the resident size of the process, which has all that libraries take past
+Python. Descriptors, threads and child processes are counted before and after the training.
 
 For every client the entries of its ledger are compared with the answers that left its client half,
 round by round, and epsilon is computed afresh from these answers, each at the cost that the
@@ -104,26 +103,14 @@ _LONG_TABLES = {
         *("nodes restarted", "server killed and resumed", "verdict"),
     ),
     "Memory and what a process holds": (
-        *(
-            "scheme",
-            "objects after a fifth (MiB)",
-            "at the end",
-            "history and charges",
-            "at the end",
-        ),
-        *(
-            "growth of the rest (bytes a round)",
-            "process (MiB)",
-            "at the end",
-            "CPU of a round (ms)",
-        ),
-        *("at the end", "files", "at the end", "descriptors, threads, processes", "afterwards"),
+        *("scheme", "objects (MiB)", "history and charges (MiB)"),
+        *("growth of the rest (bytes a round)", "process (MiB)", "CPU of a round (ms)", "files"),
+        "descriptors, threads, processes",
     ),
     "Ledgers": (
         *("scheme", "answers with a cost", "ledger entries", "largest epsilon of a ledger"),
         *("of the answers", "of the card"),
     ),
-    "Faults that happened": ("scheme", "faults"),
 }
 
 _LOST = "\n".join(f"- **{name}**: {text}." for name, text in LOST.items())
@@ -190,15 +177,15 @@ def pair_rows(title: str, cells: Sequence[Cell], *, seed: int) -> Rows:
 def long_rows(found: Endured) -> Rows:
     """Return what became of a long run, as rows of each table."""
     first, last = (found.marks[0], found.marks[-1]) if found.marks else (None, None)
-    measures = ["-"] * 11
+    measures = ["-"] * 6
     if first is not None and last is not None:
         measures = [
-            *(f"{mark.traced / 2**20:.2f}" for mark in (first, last)),
-            *(f"{mark.history / 2**20:.2f}" for mark in (first, last)),
+            f"{first.traced / 2**20:.2f} to {last.traced / 2**20:.2f}",
+            f"{first.history / 2**20:.2f} to {last.history / 2**20:.2f}",
             f"{found.growth:.0f}",
-            *(f"{mark.resident / 2**20:.0f}" for mark in (first, last)),
-            *(f"{mark.seconds * 1000:.0f}" for mark in (first, last)),
-            *(str(mark.files) for mark in (first, last)),
+            f"{first.resident / 2**20:.0f} to {last.resident / 2**20:.0f}",
+            f"{first.seconds * 1000:.0f} to {last.seconds * 1000:.0f}",
+            f"{first.files} to {last.files}",
         ]
     highest = [
         max((getattr(mine, name) for mine in found.accounts), default=0.0)
@@ -215,16 +202,12 @@ def long_rows(found: Endured) -> Rows:
         ],
         "Memory and what a process holds": [
             *measures,
-            found.before.counts(),
-            found.after.counts(),
+            f"{found.before.counts()}; afterwards {found.after.counts()}",
         ],
         "Ledgers": [
             answers,
             entries,
             *(f"{epsilon:.6g}" if entries else "-" for epsilon in highest),
-        ],
-        "Faults that happened": [
-            ", ".join(f"{name} {found.faults[name]}" for name in FAULTS if found.faults[name]),
         ],
     }
     return {name: [[found.title, *map(str, row)]] for name, row in rows.items()}

@@ -479,8 +479,12 @@ def kept(*runs: RunFolder, ends: bool = True) -> Iterator[None]:
 
     try:
         yield
-    except KeyboardInterrupt:
-        finish("interrupted")
+    except (KeyboardInterrupt, SystemExit) as error:
+        # `flwr stop` ends a ServerApp with exit code 0.
+        if isinstance(error, SystemExit) and error.code:
+            finish("failed", f"SystemExit: {error.code}")
+        else:
+            finish("interrupted")
         raise
     except FlwrPrivacyError as error:
         if isinstance(error, EngineError) and len(runs) == 1:

@@ -7,6 +7,7 @@ from flwr_privacy.lazy import lazy
 if TYPE_CHECKING:
     from .client_conformance import OwnClientConformance, WrapsConformance
     from .conformance import SchemeConformance
+    from .leaks import assert_leaks_less_than
     from .own_audits import CrowdAudit, audit_of, crowd_of
     from .own_faults import faults_of
 else:
@@ -17,6 +18,7 @@ __all__ = [
     "OwnClientConformance",
     "SchemeConformance",
     "WrapsConformance",
+    "assert_leaks_less_than",
     "audit_of",
     "crowd_of",
     "faults_of",

@@ -12,11 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flwr_privacy.simulations.reliability.matrix import Cell
+    from flwr_privacy.simulations.research.app_audit.report import AuditReport
     from flwr_privacy.simulations.research.audits.verdicts import Audit
 
     from .own_audits import CrowdAudit
 
-__all__ = ["flwr_privacy_audit", "flwr_privacy_crowd", "flwr_privacy_faults"]
+__all__ = [
+    "flwr_privacy_audit",
+    "flwr_privacy_crowd",
+    "flwr_privacy_faults",
+    "flwr_privacy_leaks",
+]
 
 # So that a failed assertion of a conformance class shows its values.
 pytest.register_assert_rewrite(
@@ -48,3 +54,11 @@ def flwr_privacy_faults() -> "Callable[..., list[Cell]]":
     from .own_faults import faults_of
 
     return faults_of
+
+
+@pytest.fixture
+def flwr_privacy_leaks() -> "Callable[..., AuditReport]":
+    """Return `assert_leaks_less_than`: audits a Flower app, and fails if it leaks too much."""
+    from .leaks import assert_leaks_less_than
+
+    return assert_leaks_less_than

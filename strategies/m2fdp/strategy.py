@@ -160,10 +160,10 @@ class M2FDP(SchemeStrategy):
 
     Guarantee
     ---------
-    Adversary: everybody beyond the boundary of a device's trusted zone, the cloud first of all; it
-    sees noised models. With `relay` the server is beyond it, and what it passes on is sealed
-    (`flwr_privacy.wire.channel`). Without, the server simulates the secure aggregators and is
-    trusted: for simulations. Against messages that do not follow the protocol: see
+    Adversary: everyone above the point in the tree where a device's noise is added, the cloud first
+    of all; it sees noised models. With `relay` the server is among them, and what it passes
+    on is sealed (`flwr_privacy.wire.channel`). Without, the server simulates the secure aggregators
+    and is trusted: for simulations. Against messages that do not follow the protocol: see
     `flwr_privacy.clients.M2FDPClient`; a server is bound by the policies of all these nodes.
     Neighbours: all data of one device replaced, or with `RecordNoise` one record more.
     Covered: everything that leaves the zone in the whole training and its evaluations together,

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 from commands import Command
+from own_modules import OWN_TASK, own_folder, write_module
 
 from flwr_privacy.errors import FlwrPrivacyError
 
 from .conftest import NODES, Apps
+
+__all__ = ["own_folder"]
 
 FLWR = Path(sys.executable).parent / "flwr"
 POLICY = 'max_epsilon = {}\nunits = ["user"]\nschemes = ["udp"]\n'
@@ -90,15 +93,17 @@ def test_only_an_app_that_was_read_is_allowed(command: Command, apps: Apps, tmp_
 
 
 @pytest.mark.deployed
-def test_a_deployment_with_a_policy_trains_and_can_be_verified(
-    command: Command, tmp_path: Path
+def test_a_deployment_of_an_own_task_with_a_policy_trains_and_can_be_verified(
+    command: Command, own_folder: Path
 ) -> None:
-    (tmp_path / "policy.toml").write_text('max_epsilon = 10.0\nunits = ["record"]\n')
+    task = f"{write_module(own_folder, OWN_TASK.format(seed=0, outputs=2))}:income"
+    (own_folder / "policy.toml").write_text('max_epsilon = 10.0\nunits = ["record"]\n')
     done = command(
-        *("deploy", "--scheme", "udp", "--set", "unit=record", "--task", "digits-linear"),
+        *("deploy", "--scheme", "udp", "--set", "unit=record", "--task", task),
         *("--nodes", "3", "--rounds", "2", "--policy", "policy.toml", "--out", "run"),
     )
     assert done.returncode == 0, done.stderr
+    assert "data: 3 clients, 50 records of 2 classes each" in done.stdout
     verified = command("verify", "run")
     assert "6 charged, 6 answered" in verified.stdout
     assert verified.returncode not in (

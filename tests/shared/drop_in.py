@@ -13,6 +13,14 @@ def block(name: str) -> list[str]:
     return text.splitlines()
 
 
+def sides(name: str) -> tuple[str, str]:
+    """Return what a block with context makes of what: the text before, and the one after."""
+    before, after = (
+        "".join(f"{line[1:]}\n" for line in block(name) if line[:1] != sign) for sign in "+-"
+    )
+    return before, after
+
+
 def changed(source: str, name: str) -> str:
     """Apply a block: lines that go are replaced, lines that only come go to the top."""
     lines = source.splitlines()

@@ -409,6 +409,12 @@ def test_doctor_suggests_workers_for_a_task(
     assert "workers for digits-linear: --workers 4 (500 MB each of 3072 MB memory)" in done.stdout
 
 
+def test_doctor_checks_a_superlink_or_what_a_simulation_needs(command: Command) -> None:
+    done = command("doctor", "--certificate", "superlink.pem", "--task", "digits-linear")
+    assert done.returncode == 2
+    assert "--task = 'digits-linear': expected nothing beside --database" in done.stderr
+
+
 def test_doctor_names_what_it_finds(command: Command, tmp_path: Path) -> None:
     done = command("doctor", "--data-root", str(tmp_path))
     assert "flwr" in done.stdout

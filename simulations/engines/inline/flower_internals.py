@@ -77,9 +77,11 @@ def inside_of_mods(around: Callable[[ClientFunction], ClientFunction]) -> None:
     What `around` returns stands inside of all mods: it sees what the app's own code is given and
     what that returns, before a mod clips, noises or masks it.
     """
-    make_ffn = client_app.make_ffn
+    module: Any = client_app
+    make_ffn = module.make_ffn
 
     def made(function: ClientFunction, mods: list[Any]) -> ClientFunction:
-        return make_ffn(around(function), mods)
+        chain: ClientFunction = make_ffn(around(function), mods)
+        return chain
 
-    client_app.make_ffn = made
+    module.make_ffn = made

@@ -63,6 +63,8 @@ class Finding:
         More of it.
     pictures : mapping of str to str
         Captions by the name of a PNG file in the audit's folder.
+    text : str, default ""
+        Lines that stay as they are, as a diff.
     """
 
     part: str
@@ -74,6 +76,7 @@ class Finding:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     table: Table | None = None
     pictures: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
 
     def __post_init__(self) -> None:
         check_choice("part", self.part, tuple(PARTS))

@@ -37,6 +37,47 @@ Replace = Callable[[Message, Context, ClientFunction], Message]
 
 
 @dataclass
+class _Batches:
+    """The batches that a model was called with before a loss."""
+
+    inputs: list[NDArray[Any]] = field(default_factory=list)
+    labels: list[NDArray[Any]] = field(default_factory=list)
+    digests: set[bytes] = field(default_factory=set)
+    histogram: Counter[int] = field(default_factory=Counter)
+    steps: int = 0
+
+    @property
+    def seen(self) -> Training | None:
+        """What was seen; None for nothing."""
+        if not self.steps:
+            return None
+        return Training(
+            inputs=np.concatenate(self.inputs)[:KEPT] if self.inputs else np.zeros(0),
+            labels=np.concatenate(self.labels)[:KEPT] if self.labels else np.zeros(0),
+            histogram=dict(sorted(self.histogram.items())),
+            records=len(self.digests),
+            steps=self.steps,
+        )
+
+    def take(self, inputs: NDArray[Any], labels: NDArray[Any]) -> None:
+        """Take a batch; labels are empty where they do not fit."""
+        self.steps += 1
+        same = not self.inputs or inputs.shape[1:] == self.inputs[0].shape[1:]
+        new = []
+        for place, row in enumerate(inputs):
+            digest = hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest()
+            if digest not in self.digests:
+                self.digests.add(digest)
+                new.append(place)
+        if same and sum(map(len, self.inputs)) < KEPT:
+            self.inputs.append(inputs[new])
+            if len(labels) == len(inputs):
+                self.labels.append(labels[new])
+        if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
+            self.histogram.update(labels.tolist())
+
+
+@dataclass
 class Inside:
     """What was seen inside of one answer.
 
@@ -52,11 +93,8 @@ class Inside:
     requests: list[bytes] = field(default_factory=list)
     replies: list[bytes] = field(default_factory=list)
     model: Any = None
-    _inputs: list[NDArray[Any]] = field(default_factory=list)
-    _labels: list[NDArray[Any]] = field(default_factory=list)
-    _digests: set[bytes] = field(default_factory=set)
-    _histogram: Counter[int] = field(default_factory=Counter)
-    _steps: int = 0
+    _trained: _Batches = field(default_factory=_Batches)
+    _evaluated: _Batches = field(default_factory=_Batches)
     _running: bool = False
 
     def clear(self) -> None:
@@ -66,35 +104,21 @@ class Inside:
     @property
     def training(self) -> Training | None:
         """What torch trained on; None where it did not train."""
-        if not self._steps:
-            return None
-        inputs, labels = self._inputs, self._labels
-        return Training(
-            inputs=np.concatenate(inputs)[:KEPT] if inputs else np.zeros(0),
-            labels=np.concatenate(labels)[:KEPT] if labels else np.zeros(0),
-            histogram=dict(sorted(self._histogram.items())),
-            records=len(self._digests),
-            steps=self._steps,
-        )
+        return self._trained.seen
 
-    def step(self, model: Any, inputs: NDArray[Any], labels: NDArray[Any]) -> None:
-        """Take a batch that a model was trained on; labels are empty where they do not fit."""
-        self._steps += 1
+    @property
+    def evaluated(self) -> Training | None:
+        """What a model was called with before a loss, but not trained on; None for nothing."""
+        return self._evaluated.seen
+
+    def step(self, model: Any, inputs: NDArray[Any], labels: NDArray[Any], trains: bool) -> None:
+        """Take a batch that a model was trained on or not; labels are empty if they do not fit."""
+        if not trains:
+            self._evaluated.take(inputs, labels)
+            return
         if self.model is None or _size(model) > _size(self.model):
             self.model = model
-        same = not self._inputs or inputs.shape[1:] == self._inputs[0].shape[1:]
-        new = []
-        for place, row in enumerate(inputs):
-            digest = hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest()
-            if digest not in self._digests:
-                self._digests.add(digest)
-                new.append(place)
-        if same and sum(map(len, self._inputs)) < KEPT:
-            self._inputs.append(inputs[new])
-            if len(labels) == len(inputs):
-                self._labels.append(labels[new])
-        if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
-            self._histogram.update(labels.tolist())
+        self._trained.take(inputs, labels)
 
 
 def watch(*, records: Callable[[], int | None], replace: Replace | None = None) -> Inside:
@@ -140,23 +164,25 @@ def _running(inside: Inside) -> Iterator[None]:
 
 
 def _watch_torch(inside: Inside) -> None:
-    """Note what outermost modules are called with while gradients are taken, and the labels."""
+    """Note what outermost modules are called with, with gradients or not, and the labels."""
     import torch
     from torch.nn.modules import module as modules
     from torch.nn.modules.loss import _Loss
 
     depth = 0
-    last: tuple[Any, NDArray[Any]] | None = None
+    last: tuple[Any, NDArray[Any], bool] | None = None
 
     def before(called: Any, args: Any) -> None:
         nonlocal depth, last
         depth += 1
-        trains = called.training and torch.is_grad_enabled() and not isinstance(called, _Loss)
-        if depth != 1 or not trains or not any(p.requires_grad for p in called.parameters()):
+        if depth != 1 or isinstance(called, _Loss):
+            return
+        trains = called.training and torch.is_grad_enabled()
+        if not any(p.requires_grad or not trains for p in called.parameters()):
             return
         inputs = _plain(args[0]) if args else None
         if inputs is not None:
-            last = called, inputs
+            last = called, inputs, trains
 
     def after(called: Any, args: Any, output: Any) -> None:
         nonlocal depth
@@ -173,7 +199,9 @@ def _watch_torch(inside: Inside) -> None:
                 given = args[1] if len(args) > 1 else kwargs.get("target")
                 target = _plain(given)
                 labels = np.zeros(0) if target is None else target
-                inside.step(*last, labels if len(labels) == len(last[1]) else np.zeros(0))
+                called, inputs, trains = last
+                fits = len(labels) == len(inputs)
+                inside.step(called, inputs, labels if fits else np.zeros(0), trains)
                 last = None
             return loss(*args, **kwargs)
 

@@ -25,6 +25,7 @@ _NUMBER = re.compile(r"-?\d+\.\d{3,}(?:[eE][-+]?\d+)?")
 _IDENTIFIER = 2.0**32  # whole numbers from here on, as the ids of nodes, are no metrics
 _LEVEL = 0.05
 _READABLE = (PLAIN, CLIPPED, CODED)
+_PLURAL = {PLAIN: "as they are"}
 
 
 def observed(transcript: Transcript) -> list[Finding]:
@@ -32,7 +33,7 @@ def observed(transcript: Transcript) -> list[Finding]:
     exchanges = transcript.exchanges
     if not exchanges:
         return [_nothing(transcript)]
-    uploads = {e.number: u for e in transcript.trainings() if (u := described(e)) is not None}
+    uploads = {e.number: u for e in exchanges if (u := described(e)) is not None}
     return [
         _messages(exchanges, uploads),
         *_uploads(uploads),
@@ -95,11 +96,11 @@ def _uploads(uploads: dict[int, Upload]) -> Iterator[Finding]:
     counts = Counter(u.kind for u in uploads.values())
     kind = next(k for k in (*_READABLE, NOISED, PACKED, MASKED) if k in counts)
     those = [u for u in uploads.values() if u.kind == kind]
-    share = f"{len(those)} of {len(uploads)} updates"
+    share = f"{len(those)} of {len(uploads)} uploads"
     sigma = float(np.median([u.sigma for u in those]))
     norm = float(np.median([u.norm for u in those]))
     if kind in _READABLE:
-        said = f"The server reads single clients: {share} left {those[0].said}."
+        said = f"The server reads single clients: {share} left {_PLURAL.get(kind, those[0].said)}."
     elif kind == NOISED:
         said = (
             f"{share} carry noise: {those[0].said}. Whether it is enough is the question of the "
@@ -107,18 +108,18 @@ def _uploads(uploads: dict[int, Upload]) -> Iterator[Finding]:
         )
     else:
         said = (
-            f"No update could be read: {share} are {those[0].said}. What the server opens of them "
+            f"No upload could be read: {share} are {those[0].said}. What the server opens of them "
             "together is another question."
         )
     yield Finding(
         part="left",
-        name="updates",
+        name="uploads",
         verdict=LEAK if kind in _READABLE else NOTE,
         said=said,
         adversary=SERVER,
         chance="an update that is independent of what was seen has correlation 0 with it; "
         "6 standard errors count",
-        numbers={"kinds": dict(counts), "sigma": sigma, "norm": norm, "updates": len(uploads)},
+        numbers={"kinds": dict(counts), "sigma": sigma, "norm": norm, "uploads": len(uploads)},
     )
 
 
@@ -213,8 +214,8 @@ def _links(transcript: Transcript) -> Iterator[Finding]:
         both = sorted(set(before) & set(after))
         if len(both) < 3:
             continue
-        one, two = (np.array([part[n] for n in both]) for part in (before, after))
-        near = (one - one.mean(0)) @ (two - two.mean(0)).T
+        first, second = (np.array([part[n] for n in both]) for part in (before, after))
+        near = (first - first.mean(0)) @ (second - second.mean(0)).T
         right += int((near.argmax(axis=1) == np.arange(len(both))).sum())
         tries += len(both)
         chance += [1 / len(both)] * len(both)

@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import random
-import socket
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Message
@@ -30,6 +29,7 @@ from flwr_privacy.wire.message import RECORD
 
 from .declared import watch_mechanisms
 from .instruments import Inside, Replace, watch
+from .offline import disconnect
 from .transcript import CARDS, TranscriptWriter
 
 __all__ = ["EnoughError", "RecordingGrid", "main", "probe"]
@@ -152,6 +152,10 @@ class RecordingGrid(InlineGrid):
             files["inner_reply"] = keep(inside.replies[-1])[0]
         if (training := inside.training) is not None:
             files["training"] = self._writer.keep_training(training)
+        if (evaluated := inside.evaluated) is not None and request.metadata.message_type.startswith(
+            "evaluate"
+        ):
+            files["evaluated"] = self._writer.keep_training(evaluated, name="evaluated")
         if inside.model is not None and not self._writer.model.exists():
             _pickle(inside.model, self._writer.model)
         self._writer.write(
@@ -207,7 +211,7 @@ def probe(
     make_grid : callable, default RecordingGrid
         Makes the grid of a run.
     """
-    network = _disconnect()
+    network = disconnect()
     declared = watch_mechanisms()
     grid: RecordingGrid | None = None
 
@@ -254,7 +258,7 @@ def main() -> None:
     if canaries is None:
         probe(**asked, out=out)
         return
-    from .canary_clients import Canaries, CanaryGrid
+    from .promise.canary_clients import Canaries, CanaryGrid
 
     mine = Canaries(clients=asked["nodes"], seed=asked["seed"], **canaries)
     probe(
@@ -276,21 +280,6 @@ def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (what an app draws from)
     torch.manual_seed(seed)
-
-
-def _disconnect() -> list[str]:
-    """Refuse connections; return a list of what was asked for."""
-    asked: list[str] = []
-
-    def refused(*args: Any, **kwargs: Any) -> NoReturn:
-        place = next((a for a in args if isinstance(a, str | tuple)), "")
-        asked.append(str(place[0] if isinstance(place, tuple) else place))
-        raise OSError("`flwr-privacy audit` runs an app without a network")
-
-    socket.socket.connect = refused  # type: ignore[method-assign]
-    socket.socket.connect_ex = refused  # type: ignore[method-assign]
-    socket.getaddrinfo = refused
-    return asked
 
 
 def _described(mod: Any) -> dict[str, Any]:

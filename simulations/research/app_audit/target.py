@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flwr.common.constant import APP_DIR
+from flwr.supercore.utils import get_flwr_home
+
 from flwr_privacy.errors import check_integer
 from flwr_privacy.simulations.inspector.app_folder import AppFolder
 
@@ -42,7 +45,8 @@ class Target:
         Parameters
         ----------
         path : path
-            The folder of an app, or of one that Flower has installed.
+            The app's folder; or "publisher/name" of one that `flwr install` has installed, the
+            newest where there are several.
         clients : int, optional
             Number of clients; by default that of the app's federation, or `CLIENTS`.
 
@@ -51,7 +55,7 @@ class Target:
         InvalidParameterError
             If it is no Flower app, or `clients` is below 1.
         """
-        app = AppFolder.read(Path(path))
+        app = AppFolder.read(_installed(str(path)) or Path(path))
         if clients is not None:
             check_integer("clients", clients, minimum=1)
         return cls(app, clients or app.nodes or CLIENTS)
@@ -85,6 +89,15 @@ def masked(config: Mapping[str, Any]) -> dict[str, Any]:
     {'lr': 0.1, 'wandb-api-key': '(masked)', 'user': '(masked)'}
     """
     return {name: _MASK if _is_secret(name, value) else value for name, value in config.items()}
+
+
+def _installed(name: str) -> Path | None:
+    """Return the folder of an installed app; None if it is none."""
+    publisher, _, project = name.partition("/")
+    if Path(name).exists() or not project:
+        return None
+    found = (get_flwr_home() / APP_DIR).glob(f"{publisher}.{project}.*")
+    return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
 def _is_secret(name: str, value: Any) -> bool:

@@ -113,7 +113,15 @@ class Exchange:
     @cached_property
     def training(self) -> Training | None:
         """What the client trained on, where torch trained."""
-        name = self.files.get("training")
+        return self._seen("training")
+
+    @cached_property
+    def evaluated(self) -> Training | None:
+        """What the client evaluated a model on, where torch took a loss of it."""
+        return self._seen("evaluated")
+
+    def _seen(self, kind: str) -> Training | None:
+        name = self.files.get(kind)
         if name is None:
             return None
         with np.load(self.folder / _OBJECTS / f"{name}.npz", allow_pickle=False) as found:
@@ -214,9 +222,9 @@ class TranscriptWriter:
             self.bytes += len(written)
         return digest, len(written)
 
-    def keep_training(self, training: Training) -> str:
-        """Keep what a client trained on, and return its name."""
-        name = f"training-{self._number}"
+    def keep_training(self, training: Training, *, name: str = "training") -> str:
+        """Keep what a client trained or evaluated on, and return the name of the file."""
+        name = f"{name}-{self._number}"
         np.savez(
             self.folder / _OBJECTS / f"{name}.npz",
             inputs=training.inputs,

@@ -6,7 +6,7 @@ Only the audit can compare: a server has the upload alone.
 import io
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,21 +100,25 @@ def payloads(content: RecordDict) -> Iterator[NDArray[Any]]:
 
 
 def described(exchange: Exchange) -> Upload | None:
-    """Return what the upload of an answer is; None where it has none, or no update is known."""
+    """Return what the upload of an answer is; None where it has none, or nothing is known of it."""
     update = model_change(exchange.inner_request, exchange.inner_reply)
-    if update is None or update.size < _LEAST or exchange.reply is None:
+    if exchange.reply is None:
         return None
+    if update is None or update.size < _LEAST:
+        return _unchanged(exchange)
     norm = float(np.linalg.norm(update))
+    own = _flat(arrays_of(exchange.inner_reply).values())
     arrays = [a for a in payloads(exchange.reply) if np.issubdtype(a.dtype, np.number)]
     change = model_change(exchange.request, exchange.reply)
-    if change is not None and change.size == update.size:
-        return _compared(change, update, norm, same_unit=True)
-    own = _flat(arrays_of(exchange.inner_reply).values())
+    whole = all(np.issubdtype(a.dtype, np.integer) for a in arrays)  # codes, whatever their shapes
+    if change is not None and change.size == update.size and not whole:
+        return _compared(change, update, norm, off=_rounding(own), same_unit=True)
     sizes = [a.size for a in arrays]
     for entries in (sum(sizes), sum(sizes[1:])):  # some put a weight before the arrays
         if entries == update.size:
             codes = _flat(arrays[-len(sizes) :] if entries == sum(sizes) else arrays[1:])
-            both = [_compared(codes, x, norm, same_unit=False) for x in (update, own)]
+            off = _rounding(own)
+            both = [_compared(codes, x, norm, off=off, same_unit=False) for x in (update, own)]
             return min(both, key=lambda one: (one.kind == MASKED, one.sigma))
     packed = b"".join(a.tobytes() for a in arrays)
     if len(packed) < update.size // 8:
@@ -123,8 +127,15 @@ def described(exchange: Exchange) -> Upload | None:
     return Upload(kind=PACKED, entries=update.size, norm=norm, random=small >= _RANDOM)
 
 
-def _compared(seen: Vector, update: Vector, norm: float, *, same_unit: bool) -> Upload:
-    """Regress what was seen on the update."""
+def _unchanged(exchange: Exchange) -> Upload | None:
+    """Return what it is where it has few numbers, or is no model: plain if no mod changed it."""
+    made, left = arrays_of(exchange.inner_reply), arrays_of(exchange.reply)
+    same = [a.tobytes() for a in made.values()] == [a.tobytes() for a in left.values()]
+    return Upload(kind=PLAIN, entries=_flat(left.values()).size) if made and same else None
+
+
+def _compared(seen: Vector, update: Vector, norm: float, *, off: float, same_unit: bool) -> Upload:
+    """Regress what was seen on the update; `off` is the length that rounding has in its units."""
     entries = update.size
     if not norm:
         kind = PLAIN if same_unit and not np.any(seen) else NOISED if same_unit else MASKED
@@ -138,9 +149,9 @@ def _compared(seen: Vector, update: Vector, norm: float, *, same_unit: bool) -> 
     if heard < _SIGNIFICANT * spread or not heard:
         sigma = spread if same_unit else 0.0
         return Upload(kind=MASKED, entries=entries, sigma=sigma, norm=norm)
-    sigma = spread / abs(slope) if not same_unit else spread
-    scale = abs(slope) if same_unit else 1.0
-    if float(np.linalg.norm(left)) <= max(_EXACT * heard, _rounding(seen, update)):
+    unit, scale = (1.0, abs(slope)) if same_unit else (abs(slope), 1.0)
+    sigma = spread / unit
+    if float(np.linalg.norm(left)) / unit <= max(_EXACT * scale * norm, off):
         kind = (PLAIN if slope > 1 - 1e-4 else CLIPPED) if same_unit else CODED
         return Upload(kind=kind, entries=entries, scale=scale, norm=norm)
     if float(np.abs(left).max()) < _UNIFORM * spread:
@@ -148,11 +159,11 @@ def _compared(seen: Vector, update: Vector, norm: float, *, same_unit: bool) -> 
     return Upload(kind=NOISED, entries=entries, scale=scale, sigma=sigma, norm=norm)
 
 
-def _rounding(seen: Vector, update: Vector) -> float:
-    """Return the length of what float32 rounds off a model's entries of about this size."""
-    largest = max(1.0, float(np.abs(seen).max(initial=0.0)), float(np.abs(update).max(initial=0.0)))
-    return float(np.finfo(np.float32).eps) * largest * math.sqrt(update.size)
+def _rounding(model: Vector) -> float:
+    """Return the length of what float32 rounds off a model of this size."""
+    largest = max(1.0, float(np.abs(model).max(initial=0.0)))
+    return float(np.finfo(np.float32).eps) * largest * math.sqrt(model.size)
 
 
-def _flat(arrays: Any) -> Vector:
-    return np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in arrays] or [np.zeros(0)])
+def _flat(arrays: Iterable[NDArray[Any]]) -> Vector:
+    return np.concatenate([np.zeros(0), *(np.asarray(a, np.float64).reshape(-1) for a in arrays)])

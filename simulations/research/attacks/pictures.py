@@ -28,8 +28,8 @@ class Row:
     ----------
     name : str
         What they are.
-    images : ndarray, shape (images, features)
-        Square ones.
+    images : ndarray, shape (images, features), (images, height, width) or (images, channels, ...)
+        Flat ones are square. With three channels they are in colour, and `span` is for all three.
     notes : sequence of str, optional
         What stands below each.
     span : tuple of float, optional
@@ -73,7 +73,6 @@ def draw(rows: Sequence[Row], path: Path, *, title: str, recovered: str, step: i
         If it cannot be written.
     """
     columns = min(_IMAGES, len(rows[0].images) // step)
-    side = round(rows[0].images.shape[1] ** 0.5)
     figure = Figure(figsize=(1.1 * columns + 1.3, 1.3 * len(rows)))
     lines = (title, f"framed: recovered, {recovered}")
     figure.suptitle("\n".join(textwrap.fill(line, 16 * columns + 12) for line in lines))
@@ -82,7 +81,7 @@ def draw(rows: Sequence[Row], path: Path, *, title: str, recovered: str, step: i
         axes[0].set_ylabel(textwrap.fill(row.name, 12))
         low, high = row.span or (None, None)
         for column, place in enumerate(axes):
-            image = row.images[column * step].reshape(side, side)
+            image = _as_drawn(row.images[column * step], row.span)
             place.imshow(image, cmap="gray", vmin=low, vmax=high)
             place.set_xticks([])
             place.set_yticks([])
@@ -91,6 +90,19 @@ def draw(rows: Sequence[Row], path: Path, *, title: str, recovered: str, step: i
             if row.notes is not None:
                 place.set_xlabel(row.notes[column * step])
     return save(figure, path)
+
+
+def _as_drawn(image: NDArray[np.float64], span: tuple[float, float] | None) -> NDArray[np.float64]:
+    """Return an image as matplotlib takes it: its channels last, colours from 0 to 1."""
+    if image.ndim == 1:
+        side = round(image.size**0.5)
+        return image.reshape(side, side)
+    if image.ndim == 2 or len(image) == 1:
+        return image.reshape(image.shape[-2:])
+    low, high = span or (float(image.min()), float(image.max()))
+    scaled = (np.moveaxis(image, 0, -1) - low) / max(high - low, 1e-12)
+    colours: NDArray[np.float64] = np.clip(scaled, 0.0, 1.0)
+    return colours
 
 
 def draw_scores(

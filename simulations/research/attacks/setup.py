@@ -1,5 +1,6 @@
 """Shared by all attacks: clients with a few records each, and rounds that are recorded."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,7 +220,7 @@ def listen(
     strategy.experiment.leave_no_card()
     grid = _ListeningGrid(_client_app(setup, client), clients)
     try:
-        with quiet(), acting_as_server(grid.run_id):
+        with quiet(logging.ERROR), acting_as_server(grid.run_id):
             model = strategy.start(grid, start, num_rounds=1).arrays
     finally:
         grid.close()

@@ -29,12 +29,12 @@ __all__ = [
     "Opened",
     "committee_cost",
     "hockey_stick",
+    "independent_cost",
     "reshared_cost",
     "restarted_multiplier",
     "rounds_until_lost",
     "shifted_sum_distance",
     "tables",
-    "today_cost",
     "view_law",
 ]
 
@@ -103,7 +103,7 @@ def _banded() -> tuple[CentralDPNoisePlan, ToeplitzFactor]:
     return _plan(BandedMF()), BandedMF().factor(rounds=ROUNDS, separation=10, participations=10)
 
 
-def today_cost(clients: int) -> Cost:
+def independent_cost(clients: int) -> Cost:
     """Return the cost of independent noise in shares."""
     limit = _plan().terms(1.0, parties=SecureSum().parties_of(clients)).code_limit()
     bits = SecureSum().bounds(clients, code_limit=limit, largest_weight=1).modulus_bits
@@ -263,9 +263,9 @@ def shifted_sum_distance(sigma: float, shifts: Sequence[float]) -> float:
 
 def tables(write: Callable[[str], object] = print) -> None:
     """Write the tables of the page, line by line."""
-    (banded, factor), today = _banded(), _plan().effective_multiplier
-    write("| noise | z | effective | to today's |\n|---|---|---|---|")
-    multipliers = {"independent, in shares (today)": (today, today)}
+    (banded, factor), independent = _banded(), _plan().effective_multiplier
+    write("| noise | z | effective | to independent |\n|---|---|---|---|")
+    multipliers = {"independent, in shares": (independent, independent)}
     options = (("banded, 3 bands", BandedMF(bands=3)), ("banded, 10 bands", BandedMF()))
     for name, option in (*options, ("BLT, 3 buffers", BLT()), ("tree", TreeNoise())):
         plan = _plan(option)
@@ -274,27 +274,27 @@ def tables(write: Callable[[str], object] = print) -> None:
         name = f"banded, 10 bands, new streams every {every} rounds"
         multipliers[name] = banded.noise_multiplier, restarted_multiplier(every)
     for name, (z, effective) in multipliers.items():
-        write(f"| {name} | {z:.2f} | {effective:.2f} | {effective / today:.2f} |")
+        write(f"| {name} | {z:.2f} | {effective:.2f} | {effective / independent:.2f} |")
     write("\n| M | c | h | effective | a member is lost after |\n|---|---|---|---|---|")
     for committee in map(Committee, (5, 10, 20)):
         size, c, h = committee.members, committee.colluders, committee.honest
         noise = _plan(BandedMF(), members=size).effective_multiplier
         write(f"| {size} | {c} | {h} | {noise:.2f} | {rounds_until_lost(size):.0f} |")
-    heads = "bits | client up | client down | member up | member down | server | to today's"
+    heads = "bits | client up | client down | member up | member down | server | to independent"
     write(f"\n| m | | {heads} |\n|---|---|---|---|---|---|---|---|---|")
     for clients in (20, 100):
-        costs = {"today": today_cost(clients)}
+        costs = {"independent": independent_cost(clients)}
         for size in (5, 10, 20):
-            costs[f"(B), M = {size}"] = committee_cost(clients, Committee(size))
-        costs["(A), at least"] = reshared_cost(clients)
+            costs[f"committee, M = {size}"] = committee_cost(clients, Committee(size))
+        costs["re-sharing, at least"] = reshared_cost(clients)
         for name, cost in costs.items():
             sizes = " | ".join(f"{each / 1000:,.0f}" if each else "-" for each in cost[1:])
-            ratios = (f"{cost[i] / costs['today'][i]:.2f}" for i in (1, 5))
+            ratios = (f"{cost[i] / costs['independent'][i]:.2f}" for i in (1, 5))
             write(f"| {clients} | {name} | {cost.bits} | {sizes} | {', '.join(ratios)} |")
     write("")
     for clients in (20, 100):
-        noise = today * math.sqrt(clients / SecureSum().parties_of(clients))
-        write(f"effective today, all {clients} there: {noise:.2f}")
+        noise = independent * math.sqrt(clients / SecureSum().parties_of(clients))
+        write(f"effective independent, all {clients} there: {noise:.2f}")
     variance = float(np.linalg.norm(inverse_column(factor, ROUNDS))) ** 2
     write(f"variance of w to that of z: {variance:.2f}")
     for kept in (factor.bands - 1, 3):

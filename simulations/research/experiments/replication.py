@@ -73,16 +73,21 @@ def _kept(page: str) -> dict[tuple[str, str], tuple[list[str], str]]:
 
 _HEAD = """# Replication
 
+After this page you know which claims of the papers came out when we trained them again, with which
+numbers, and the command that repeats each. Each claim is checked over several seeds: runs with the
+same seed (the same split of the data, start and sampled clients) are compared.
+
+- **Reproduced**, **not reproduced**: the mean difference is more than two standard errors on that
+  side of the claim (with three seeds, a rough rule). **Undecided**: it is smaller than that.
+- The advantage is that of the first curve over the second, with its standard error. A run that
+  diverged is worse than any that did not.
+- **Scaled down**: fewer clients, records and rounds than in the paper; the experiment's file in
+  `simulations/research/` lists the differences.
+- **NumPy simulation**: the scheme's mathematics or its strategy's rounds, without Flower and
+  messages, at the paper's size unless it says "scaled down".
+
 `flwr-privacy replication` writes this page from the results of `flwr-privacy experiment`; do not
-edit it by hand. Each claim of a paper is checked over several seeds: runs with the same seed (the
-same split of the data, start and sampled clients) are compared. **Reproduced** and **not
-reproduced**: the mean difference is more than two standard errors on that side of the claim (with
-three seeds, a rough rule). **Undecided**: the difference is smaller than that. The advantage is
-that of the first curve over the second, with its standard error. A run that diverged is worse than
-any that did not. **Scaled down**: fewer clients, records and rounds than in the paper; the
-experiment's file in `simulations/research/` lists the differences. **NumPy simulation**: the
-scheme's mathematics or its strategy's rounds, without Flower and messages, at the paper's size
-unless it says "scaled down".
+edit it by hand.
 """
 
 

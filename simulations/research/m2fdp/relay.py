@@ -6,6 +6,7 @@ and is looked for in these bytes; beside it stands a simulation, in which the se
 aggregators. What a server gets that forges messages is in `forgery` beside this file.
 """
 
+import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -179,7 +180,7 @@ class Training:
             self.strategy.experiment.leave_no_card()
             grid = TappedGrid(self._app(), nodes)
             try:
-                with quiet(), acting_as_server(grid.run_id):
+                with quiet(logging.ERROR), acting_as_server(grid.run_id):
                     start = ArrayRecord({"w": Array(np.zeros(DIMENSION))})
                     result = self.strategy.start(grid, start, num_rounds=rounds)
                     self.model = np.asarray(result.arrays["w"].numpy())

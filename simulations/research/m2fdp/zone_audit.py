@@ -8,6 +8,7 @@ reads each coin in what crosses from a trusted edge, or in what the device of an
 not trusted. What it proves stands beside what the devices' ledgers say.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ def audit_edges(
     nodes = [{"partition-id": 0, "num-partitions": 1, "cohorts": True}]
     grid = InlineGrid(_client_app(crafted), nodes, insecure_seed=insecure_seed)
     start = ArrayRecord({"w": Array(np.zeros(_DIMENSION))})
-    with closing(grid), quiet(), acting_as_server(grid.run_id):
+    with closing(grid), quiet(logging.ERROR), acting_as_server(grid.run_id):
         strategy.start(grid, start, num_rounds=1)
     scores = np.array([strategy.released[f"t1-{edge}"] @ direction for edge in range(edges)])
     return EdgeAudit(

@@ -188,10 +188,13 @@ def test_only_the_lemma_with_clean_events_is_flagged() -> None:
     assert found[3].gaussian.mu > 3 * mu_of(2.0, 1e-5)
 
 
-def test_one_run_of_the_command_shows_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_run_of_the_command_shows_all_and_no_warnings_of_what_it_attacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(m2fdp, "audits", partial(audits, epsilons=(4.0,), runs=2000))
     monkeypatch.setattr(m2fdp, "edge_audits", partial(edge_audits, edges=20))
     report = ATTACKS["m2fdp"](AttackOptions(clients=3, seed=1, out=tmp_path))
+    assert "WARNING" not in caplog.text
     zone, server, forgeries, paths, edges = report.tables
     rows = [table.row_count for table in report.tables]
     assert rows == [4, 2, len(FORGERIES) + 1, 4, 4]

@@ -1,5 +1,7 @@
 """What an app starts from: found without a training, a network, or a trace in its folder."""
 
+from pathlib import Path
+
 import pytest
 
 from flwr_privacy.simulations.inspector.arrays import Arrays, arrays_of
@@ -61,7 +63,11 @@ def test_a_broad_except_of_the_app_does_not_go_on(small: Small) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["udp", "central-dp", "m2fdp"])
-def test_the_forecast_is_that_of_the_strategy(scheme: str, small: Small) -> None:
+def test_the_forecast_is_that_of_the_strategy(
+    scheme: str, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = tmp_path / "cards"
+    monkeypatch.setenv("FLWR_PRIVACY_RUNS", str(cards))
     found = arrays_of(small(server=with_model()))
     assert isinstance(found, Arrays)
     few, many = (
@@ -72,3 +78,4 @@ def test_the_forecast_is_that_of_the_strategy(scheme: str, small: Small) -> None
     assert "of 3 clients a round" in few or "of 4 clients" in few
     assert "of 1000 clients a round can be: the model can learn" in many
     assert forecast_of(wrap_of("fedavg", Options()), found, clients=4) == ""
+    assert not cards.exists()

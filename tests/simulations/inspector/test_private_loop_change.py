@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from apps import run_strategy
+from drop_in import sides
 from flwr.app import ArrayRecord
 
 from flwr_privacy.simulations.inspector.changes.change import change_of
@@ -84,6 +85,18 @@ def test_the_loop_stays_and_gets_one_call_before_it(small: Small) -> None:
     assert "from flwr_privacy.clients.torch import private_training\n" in task
     assert "    loss = fit(net, loader, 3, context=context)\n" in client
     assert "from flwr_privacy.clients import UDPClientApp as ClientApp\n" in client
+
+
+def test_the_page_shows_this_change(small: Small) -> None:
+    (call, before), (new_call, after) = (side.split("\n\n") for side in sides("dp-sgd"))
+    assert call.splitlines()[1] in CLIENT
+    step = TASK.partition("loader:\n")[2].partition("            running")[0]
+    loop = step.replace("criterion", "nn.functional.cross_entropy")
+    task = f"import torch\nfrom torch import nn\n\n\n{before}{loop}"
+    client = CLIENT.replace("train as fit", "fit")
+    changed_client, changed_task = changed(small, task=task, client=client)
+    assert new_call.splitlines()[1] in changed_client
+    assert changed_task.endswith(f"{after}{loop}")
 
 
 def test_a_loop_in_the_training_itself_has_its_context(small: Small) -> None:

@@ -3,6 +3,7 @@
 import ast
 
 import pytest
+from drop_in import sides
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.inspector.changes.change import change_of
@@ -81,6 +82,13 @@ def test_the_usual_loop_becomes_one_call(scheme: str, call: str, small: Small) -
     )
     name = call.partition("(")[0]
     assert f"\nfrom flwr_privacy.clients.torch import {name}\n" in text
+
+
+def test_the_page_shows_this_change(small: Small) -> None:
+    before, after = sides("record")
+    head = "import torch\nfrom torch.nn.functional import cross_entropy\n\n\n"
+    task = f"{head}def train(net, loader, epochs):\n{before}"
+    assert changed(small, task=task).endswith(f"def train(net, loader, epochs):\n{after}")
 
 
 @pytest.mark.parametrize(

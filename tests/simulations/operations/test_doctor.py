@@ -7,6 +7,7 @@ import pytest
 from flwr_privacy.simulations.operations import doctor
 from flwr_privacy.simulations.operations.checks import Check, flwr_status
 from flwr_privacy.simulations.operations.doctor import diagnose
+from flwr_privacy.simulations.operations.superlink_checks import check_superlink_files
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -18,8 +19,14 @@ def test_this_environment_is_fine() -> None:
     for name in ("python", "numpy", "flwr", "ray", "torch", "gpu", "temporary folder"):
         assert checks[name].status == "ok", checks[name]
     assert checks["data digits"].status == "ok"
-    assert checks["data mnist"].status == "warn"
-    assert "missing" in checks["data mnist"].detail
+    assert "mnist, parkinsons (--data-root DIR)" in checks["data"].detail
+    assert "data mnist" not in checks
+
+
+def test_a_folder_is_asked_for_every_data_set(tmp_path: Path) -> None:
+    check = by_name(diagnose(tmp_path))["data mnist"]
+    assert check.status == "warn"
+    assert "missing" in check.detail
 
 
 @pytest.mark.parametrize(
@@ -102,8 +109,8 @@ def test_a_database_that_others_can_read_is_named(tmp_path: Path) -> None:
     database = tmp_path / "superlink.db"
     for name in ("superlink.db", "superlink.db-wal"):
         (tmp_path / name).touch(mode=0o600)
-    assert by_name(diagnose(database=database))["database"].status == "ok"
+    assert by_name(check_superlink_files(database=database))["database"].status == "ok"
     (tmp_path / "superlink.db-wal").chmod(0o644)
-    check = by_name(diagnose(database=database))["database"]
+    check = by_name(check_superlink_files(database=database))["database"]
     assert check.status == "fail"
     assert f"chmod 600 {tmp_path / 'superlink.db-wal'}" in check.detail

@@ -383,12 +383,15 @@ EXTRA = (
         "node check",
         "key",
         "executor --help",
+        "doctor --certificate",
     ],
 )
 def test_a_node_without_the_simulation_extra_has_the_commands(node: Node, command: str) -> None:
     arguments = command.split()
     if command == "node check":
         arguments += node.options()
+    elif "doctor" in command:
+        arguments.append(str(node.certificate))
     elif "--help" not in command:
         arguments += ["--state", str(node.state)]
     if command == "key":

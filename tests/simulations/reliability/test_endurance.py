@@ -370,7 +370,6 @@ def test_a_row_says_what_became_of_a_run() -> None:
     (ledgers,) = rows["Ledgers"]
     assert ledgers[:3] == [title, "3", "3"]
     assert ledgers[3] == ledgers[4] == ledgers[5]
-    assert rows["Faults that happened"] == [[title, "drop 3, server killed 1, moved 2"]]
     assert long_rows(endured("udp", wrong=("it broke",)))["Rounds"][0][-1] == "DEFECT"
     assert "-" in long_rows(endured("udp", marks=()))["Memory and what a process holds"][0]
 

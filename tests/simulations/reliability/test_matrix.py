@@ -15,6 +15,8 @@ from flwr_privacy.simulations.reliability import matrix as reliability
 from flwr_privacy.simulations.reliability.federations import FEDERATIONS, Spot
 from flwr_privacy.simulations.reliability.grid import FAULTS, Strike
 from flwr_privacy.simulations.reliability.matrix import (
+    DEFECT,
+    REFUSED,
     VERDICTS,
     Cell,
     cell_of,
@@ -257,6 +259,16 @@ def test_the_page_in_the_repository_has_every_cell() -> None:
         rows = [line.strip("| ").split(" | ") for line in lines[2:]]
         assert [row[0] for row in rows] == list(FAULTS)
         assert all(set(row[1:]) <= VERDICTS.keys() and len(row) == len(columns) for row in rows)
+
+
+def test_the_page_in_the_repository_says_what_the_program_says_and_its_tables_show() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    titles = {name: federation.title for name, federation in FEDERATIONS.items()}
+    assert page({}, order=list(titles.values()), earlier=text) == text
+    found = sections(text)
+    ended = {name for name, title in titles.items() if f"| {REFUSED} |" in found[title]}
+    assert ended == {"acfl-sum", "m2fdp", "fedvs"}  # as its first lines say
+    assert not any(f"| {DEFECT} |" in found[title] for title in titles.values())
 
 
 def test_the_command_prints_and_writes_and_fails_for_a_defect(

@@ -252,3 +252,18 @@ def test_an_engine_ends_with_the_exit_code_of_the_app(tmp_path):
     with pytest.raises(EngineError) as failed, kept(run):
         raise EngineError("Ray ended")
     assert failed.value.exit_code == EngineError.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "error"),
+    [
+        (SystemExit(0), "interrupted", None),  # what `flwr stop` comes to
+        (KeyboardInterrupt(), "interrupted", None),
+        (SystemExit(3), "failed", "SystemExit: 3"),
+    ],
+)
+def test_a_run_that_was_stopped_did_not_fail(tmp_path, ending, status, error):
+    run = RunFolder.create(tmp_path / "run", Settings(), engine="deployed", nodes=2)
+    with pytest.raises(type(ending)), kept(run):
+        raise ending
+    assert (run.summary["status"], run.summary["error"]) == (status, error)

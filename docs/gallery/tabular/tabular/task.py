@@ -1,4 +1,4 @@
-"""A network with BatchNorm on the breast cancer table of scikit-learn, divided among the clients."""
+"""A network with BatchNorm on the breast cancer table of scikit-learn, divided among clients."""
 
 import torch
 from sklearn.datasets import load_breast_cancer

@@ -10,15 +10,6 @@ import pytest
 
 from flwr_privacy.accounting.gaussian import epsilon_of, mu_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.app_audit import promise as promise_module
-from flwr_privacy.simulations.research.app_audit.canary_runs import (
-    CanaryRun,
-    Scores,
-    repeated_noise,
-    server_scores,
-)
-from flwr_privacy.simulations.research.app_audit.canary_tests import coin_tests
-from flwr_privacy.simulations.research.app_audit.claims import Claim, read_claim
 from flwr_privacy.simulations.research.app_audit.findings import (
     CANNOT_TELL,
     NOT_REFUTED,
@@ -27,7 +18,16 @@ from flwr_privacy.simulations.research.app_audit.findings import (
     Finding,
 )
 from flwr_privacy.simulations.research.app_audit.processes import run_probe
-from flwr_privacy.simulations.research.app_audit.promise import promise
+from flwr_privacy.simulations.research.app_audit.promise import verdicts
+from flwr_privacy.simulations.research.app_audit.promise.canary_runs import (
+    CanaryRun,
+    Scores,
+    repeated_noise,
+    server_scores,
+)
+from flwr_privacy.simulations.research.app_audit.promise.canary_tests import coin_tests
+from flwr_privacy.simulations.research.app_audit.promise.claims import Claim, read_claim
+from flwr_privacy.simulations.research.app_audit.promise.verdicts import promise
 from flwr_privacy.simulations.research.app_audit.target import Target
 from flwr_privacy.simulations.research.app_audit.transcript import Transcript
 from flwr_privacy.simulations.research.audits.verdicts import holm
@@ -97,7 +97,7 @@ def audited(app: Path, folder: Path, *, clients: int = 10) -> Audited:
 
 @pytest.fixture(autouse=True)
 def few_coins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promise_module, "COINS", 100)
+    monkeypatch.setattr(verdicts, "COINS", 100)
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from flwr_privacy.simulations.research.central_dp.noise_committee import (
     View,
     committee_cost,
     hockey_stick,
+    independent_cost,
     restarted_multiplier,
     rounds_until_lost,
     shifted_sum_distance,
     tables,
-    today_cost,
     view_law,
 )
 from tests.shared.imports import ROOT
@@ -184,7 +184,7 @@ def test_committees() -> None:
 def test_cost_is_that_by_hand() -> None:
     # 51,002 values of 28 bits, and 156 bytes for each of 19 or 24 others.
     values, model = 178_507, 204_000
-    now = today_cost(20)
+    now = independent_cost(20)
     assert now[:3] == (28, values + 2_964, model + 2_964)
     assert now.server == 20 * (values + model + 2 * 2_964)
     # 2 * 25 * 12 * 1.2033 * 2 * 2.9619 / sqrt(4) * 2^18 = 5.61e8 < 2^30.
@@ -197,7 +197,7 @@ def test_the_page_has_what_is_printed() -> None:
     lines: list[str] = []
     tables(lines.append)
     page = (ROOT / "docs" / "noise-in-shares.md").read_text()
-    assert "| 20 | (B), M = 5 | 30 | 195 | 208 | 195 | 208 | 10,069 | 1.07, 1.30 |" in lines
+    assert "| 20 | committee, M = 5 | 30 | 195 | 208 | 195 | 208 | 10,069 | 1.07, 1.30 |" in lines
     printed = [line for line in "\n".join(lines).splitlines() if line.startswith("|")]
     assert not [line for line in printed if line not in page.splitlines()]
 

@@ -12,6 +12,7 @@ from flwr_privacy.errors import DataError
 from flwr_privacy.simulations.cli import main
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments.replication import replication
+from tests.shared.imports import ROOT
 
 
 @pytest.fixture
@@ -56,7 +57,10 @@ def test_the_commands(
     assert "numbers: runs/experiments/a/steps/experiment.json" in out
     code, out, _ = command("replication")
     assert (code, out) == (0, "page: docs/replication.md\n")
-    assert "## Two step sizes" in (tmp_path / "docs" / "replication.md").read_text()
+    written = (tmp_path / "docs" / "replication.md").read_text()
+    assert "## Two step sizes" in written
+    kept = (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
+    assert kept.split("\n| ")[0] == written.split("\n| ")[0]
 
 
 def test_damaged_results_are_named(tmp_path: Path) -> None:

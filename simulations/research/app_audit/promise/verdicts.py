@@ -13,11 +13,13 @@ from flwr_privacy.accounting import REPLACE_ONE
 from flwr_privacy.simulations.research.audits.evidence import Evidence
 from flwr_privacy.simulations.research.audits.verdicts import LEVEL, holm
 
+from ..findings import CANNOT_TELL, NOT_REFUTED, NOTE, REFUTED, Finding, Table
+from ..processes import run_probe
+from ..target import Target
+from ..transcript import Transcript
 from .canary_runs import CanaryRun, model_scores, read_runs, server_scores
 from .canary_tests import CoinTest, coin_tests
 from .claims import STATED, Claim, claims_of, mechanisms_of
-from .findings import CANNOT_TELL, NOT_REFUTED, NOTE, REFUTED, Finding, Table
-from .processes import run_probe
 from .structure import (
     MODEL,
     SERVER,
@@ -27,9 +29,7 @@ from .structure import (
     parameters,
     without_noise,
 )
-from .target import Target
 from .training_rounds import TrainingRound, rounds_of, rounds_run, uneven_weights
-from .transcript import Transcript
 
 __all__ = ["COINS", "promise"]
 

@@ -8,11 +8,11 @@ from scipy.stats import f as f_law
 
 from flwr_privacy.simulations.research.audits.evidence import Evidence
 
+from ..findings import NOTE, REFUTED, Finding, Table
+from ..uploads import CLIPPED, CODED, NOISED, PLAIN, Vector
 from .canary_runs import CanaryRun, repeated_noise
 from .claims import Claim, Mechanism
-from .findings import NOTE, REFUTED, Finding, Table
 from .training_rounds import TrainingRound
-from .uploads import CLIPPED, CODED, NOISED, PLAIN, Vector
 
 __all__ = ["composed", "lonely_sums", "noise_evidence", "parameters", "without_noise"]
 

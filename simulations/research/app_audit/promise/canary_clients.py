@@ -26,10 +26,10 @@ from flwr_privacy.simulations.engines.inline.flower_internals import (
     records_to_bytes,
 )
 
+from ..probe import RecordingGrid
+from ..transcript import TranscriptWriter, arrays_of
 from .canary_runs import REFERENCE, CanaryRun
 from .normal_draws import NormalDraws
-from .probe import RecordingGrid
-from .transcript import TranscriptWriter, arrays_of
 
 __all__ = ["LENGTH", "Canaries", "CanaryGrid"]
 

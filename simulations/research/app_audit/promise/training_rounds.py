@@ -7,8 +7,8 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from .transcript import Exchange, Transcript
-from .uploads import Upload, described, model_change
+from ..transcript import Exchange, Transcript
+from ..uploads import Upload, described, model_change
 
 __all__ = ["TrainingRound", "rounds_of", "rounds_run", "uneven_weights"]
 

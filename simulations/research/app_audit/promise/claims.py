@@ -12,7 +12,7 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_numbe
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.card.folder import CARD
 
-from .transcript import CARDS, Transcript
+from ..transcript import CARDS, Transcript
 
 __all__ = ["STATED", "Claim", "Mechanism", "claims_of", "mechanisms_of", "read_claim"]
 

@@ -1,0 +1,1 @@
+"""An app of the size of a quickstart of Flower."""

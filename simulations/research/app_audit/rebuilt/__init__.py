@@ -1,0 +1,1 @@
+"""The attacks of an audit: what can be rebuilt from what left the nodes of an app."""
