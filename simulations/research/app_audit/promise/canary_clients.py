@@ -185,16 +185,12 @@ class CanaryGrid(RecordingGrid):
         self._path: Path = writer.folder
         self._models: list[Vector] = []
         self._oldest = self._newest = np.zeros(0)
-        self._totals: dict[int, Vector] = {}
         self._heard: dict[str, list[Any]] = defaultdict(list)
 
     def close(self) -> None:
         """Write what was heard, and begin the next run."""
         super().close()
         canaries, heard = self._canaries, self._heard
-        lengths = np.zeros(canaries.clients)
-        for client, total in self._totals.items():
-            lengths[client] = np.linalg.norm(total)
         clients = canaries.clients
         CanaryRun(
             coins=canaries.coins,
@@ -206,7 +202,6 @@ class CanaryGrid(RecordingGrid):
             noise=_rows(heard["noise"]),
             steps=np.array(heard["steps"], np.float64).reshape(-1, clients),
             step_noise=_rows(heard["step noise"]),
-            lengths=lengths,
             total_length=float(np.linalg.norm(self._newest - self._oldest)),
         ).write(self._path)
         canaries.begin()
@@ -227,7 +222,6 @@ class CanaryGrid(RecordingGrid):
         if after is None or self.partition is None:
             return
         change = after - model
-        self._totals[self.partition] = self._totals.get(self.partition, 0.0) + change
         self._heard["client"].append(self.partition)
         self._heard["round"].append(number)
         self._heard["pulls"].append(canaries.pulls(change))

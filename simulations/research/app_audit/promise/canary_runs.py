@@ -54,8 +54,6 @@ class CanaryRun:
         Its entries that have no canary.
     steps, step_noise : (s, k), (s, r) float64
         The same of the steps from model to model.
-    lengths : (k,) float64
-        Of the sum of a client's uploads.
     total_length : float
         Of the step from the first to the last model.
     """
@@ -69,7 +67,6 @@ class CanaryRun:
     noise: Vector
     steps: Vector
     step_noise: Vector
-    lengths: Vector
     total_length: float
 
     def write(self, folder: Path) -> None:
@@ -79,7 +76,7 @@ class CanaryRun:
 
 def read_runs(folder: Path) -> list[CanaryRun]:
     """Return the whole runs of a probe, in order."""
-    runs = []
+    runs: list[CanaryRun] = []
     while (path := folder / str(len(runs)) / _FILE).exists():
         with np.load(path, allow_pickle=False) as found:
             values = {name: found[name] for name in found.files}
@@ -124,7 +121,8 @@ class Scores:
         if found.size < 2:
             return math.nan
         deviation = max(float(found.std(ddof=1)), 1e-3)
-        return normal_epsilon(float(found.mean()), deviation, delta)
+        apart = 2.0 if opposite else 1.0  # neighbours are two canaries, or one and none
+        return normal_epsilon(apart * float(found.mean()), deviation, delta)
 
 
 def server_scores(runs: Sequence[CanaryRun]) -> Scores | None:
@@ -139,6 +137,8 @@ def server_scores(runs: Sequence[CanaryRun]) -> Scores | None:
     for run in runs:
         k = run.coins.size
         total, heard = np.zeros(k), np.zeros(k, bool)
+        noise = np.zeros((k, run.noise.shape[1]))
+        np.add.at(noise, run.clients, run.noise)
         for number in np.unique(run.rounds):
             here = run.rounds == number
             own, pulls = run.clients[here], run.pulls[here]
@@ -146,8 +146,10 @@ def server_scores(runs: Sequence[CanaryRun]) -> Scores | None:
             np.add.at(total, own, pulls[np.arange(own.size), own])
             heard[own] = True
         values.append(np.where(heard, total, np.nan))
+        # Of all that a client sent: its canary, and noise as in the entries without one.
+        square = total**2 + (run.entries * (noise**2).mean(axis=1) if noise.size else 0.0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            cosines.append(values[-1] / run.lengths * math.sqrt(run.entries))
+            cosines.append(values[-1] / np.sqrt(square) * math.sqrt(run.entries))
     return _scores("server", values, cosines, runs)
 
 
@@ -196,14 +198,14 @@ def repeated_noise(vectors: Vector) -> tuple[float, float]:
 
 def _common(own: NDArray[np.int64], pulls: Vector) -> Vector:
     """Return what the uploads of a round share in each direction; zeros where they share little."""
-    others = np.ma.masked_array(pulls, mask=own[:, None] == np.arange(pulls.shape[1]))
     if len(own) < 4:
         return np.zeros(pulls.shape[1])
-    within = float(np.ma.median(others.var(axis=0)))
-    between = float(np.ma.median(others.mean(axis=0) ** 2))
+    others = np.where(own[:, None] == np.arange(pulls.shape[1]), np.nan, pulls)
+    within = float(np.median(np.nanvar(others, axis=0)))
+    between = float(np.median(np.nanmean(others, axis=0) ** 2))
     if between == 0 or within > (1 - _SHARED) * between:
         return np.zeros(pulls.shape[1])
-    return np.asarray(np.ma.median(others, axis=0).filled(0.0), np.float64)
+    return np.asarray(np.nanmedian(others, axis=0), np.float64)
 
 
 def _scores(

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_privacy.accounting.gaussian import mu_of
 from flwr_privacy.simulations.research.attacks.audit import guess_coins, one_run_audit, p_value
 from flwr_privacy.simulations.research.attacks.one_run_fdp import fdp_audit, is_refuted
 
@@ -43,7 +42,7 @@ class CoinTest:
 
     def bound(self, level: float) -> float:
         """Return the epsilon below which a claim like this would be refuted at a level."""
-        audit = fdp_audit if self.claim.gaussian else one_run_audit
+        audit = one_run_audit if self.claim.mu is None else fdp_audit
         return audit(
             self.scores.values,
             self.scores.coins,
@@ -74,9 +73,9 @@ def coin_tests(claim: Claim, scores: Scores) -> list[CoinTest]:
 
 def _chance(claim: Claim, *, coins: int, guesses: int, correct: int) -> float:
     counts = {"guesses": guesses, "correct": correct}
-    if not claim.gaussian:
+    mu = claim.mu
+    if mu is None:
         return p_value(canaries=coins, **counts, epsilon=claim.epsilon, delta=claim.delta)
-    mu = mu_of(claim.epsilon, claim.delta)
 
     def refuted(exponent: float) -> bool:
         return is_refuted(canaries=coins, **counts, mu=mu, level=math.exp(exponent))

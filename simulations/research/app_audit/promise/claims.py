@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_numbe
 from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.card.folder import CARD
 
-from ..declared import LOCAL
 from ..transcript import CARDS, Transcript
 
 __all__ = ["STATED", "Claim", "Mechanism", "claims_of", "mechanisms_of", "read_claim"]
@@ -43,8 +42,8 @@ class Claim:
     neighbours : {"zero_out", "replace_one"}, optional
         Whether a user's update is replaced by nothing or by any other. By default that of the app's
         mechanism, and ``zero_out`` where it has none: what holds for the other holds for it.
-    gaussian : bool, default False
-        Whether the claim is that of Gaussian noise, so that it says more than (epsilon, delta).
+    mu : float, optional
+        Of Gaussian noise, where the claim is about that: it says more than (epsilon, delta).
     source : str, default "--claims"
         Who says so.
     """
@@ -55,7 +54,7 @@ class Claim:
     view: str = "server"
     per: str = "training"
     neighbours: str | None = None
-    gaussian: bool = False
+    mu: float | None = None
     source: str = STATED
 
     def __post_init__(self) -> None:
@@ -73,11 +72,11 @@ class Claim:
         """Return what it says of some rounds together."""
         if self.per == "training" or rounds <= 1:
             return self
-        if self.gaussian:
-            total = epsilon_of(mu_of(self.epsilon, self.delta) * math.sqrt(rounds), self.delta)
-            return _changed(self, epsilon=total)
+        if self.mu is not None:
+            mu = self.mu * math.sqrt(rounds)
+            return replace(self, per="training", mu=mu, epsilon=epsilon_of(mu, self.delta))
         delta = min(self.delta * rounds, 1 - 1e-9)
-        return _changed(self, epsilon=self.epsilon * rounds, delta=delta)
+        return replace(self, per="training", epsilon=self.epsilon * rounds, delta=delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +120,7 @@ def mechanisms_of(as_is: Transcript, *, weight: float = 1.0) -> list[Mechanism]:
         Largest weight of a client over the mean weight: Flower's wrappers add noise for equal ones.
     """
     found = [
-        _local(one["numbers"]) if one["name"] == LOCAL else _central(one, weight)
-        for one in as_is.about["declared"]
+        _local(one) if one["local"] else _central(one, weight) for one in as_is.about["declared"]
     ]
     return list(dict.fromkeys(found))
 
@@ -148,7 +146,7 @@ def claims_of(as_is: Transcript, *, rounds: int, weight: float = 1.0) -> list[Cl
                 delta=one.delta,
                 view=one.view,
                 neighbours=one.neighbours,
-                gaussian=True,
+                mu=one.mu * math.sqrt(rounds),
                 source=f"{one.name}'s parameters over {rounds} rounds{ours}",
             )
         )
@@ -157,7 +155,7 @@ def claims_of(as_is: Transcript, *, rounds: int, weight: float = 1.0) -> list[Cl
             epsilon=one["epsilon"], delta=one["delta"], view="model", source="Flower's accountant"
         )
         for one in as_is.about["declared"]
-        if "epsilon" in one and one["name"] != LOCAL
+        if "epsilon" in one
     ]
     return list(dict.fromkeys(claims))
 
@@ -199,12 +197,13 @@ def read_claim(text: str) -> Claim:
     return Claim(**values)
 
 
-def _local(numbers: Mapping[str, float]) -> Mechanism:
+def _local(one: Mapping[str, Any]) -> Mechanism:
     """Return what LocalDpMod does: its own formula for the noise, and what that noise gives.
 
     The formula, sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, is proven up to epsilon 1
     (Dwork & Roth, *The algorithmic foundations of differential privacy*, 2014, theorem A.1).
     """
+    numbers = one["numbers"]
     clip, sensitivity = numbers["clipping_norm"], numbers["sensitivity"]
     epsilon, delta = numbers["epsilon"], numbers["delta"]
     noise = 0.0 if not 0 < delta < 1 or epsilon == 0 else math.sqrt(2 * math.log(1.25 / delta))
@@ -212,7 +211,7 @@ def _local(numbers: Mapping[str, float]) -> Mechanism:
     replaced = sensitivity >= 2 * clip
     moved = 2 * clip if replaced else clip
     return Mechanism(
-        name=LOCAL,
+        name=one["name"],
         view="server",
         neighbours=REPLACE_ONE if replaced else ZERO_OUT,
         mu=moved / sigma if sigma else math.inf,
@@ -268,10 +267,6 @@ def _of_card(card: PrivacyCard) -> Claim | None:
         unit="record" if "record" in guarantee.protects else "user",
         view="server" if "server" in guarantee.adversary else "model",
         neighbours=REPLACE_ONE if relation == REPLACE_ONE else ZERO_OUT,
-        gaussian="gdp" in card.stated,
+        mu=mu_of(epsilon, guarantee.delta) if "gdp" in card.stated else None,
         source=f"the privacy card of {guarantee.scheme}",
     )
-
-
-def _changed(claim: Claim, **values: Any) -> Claim:
-    return Claim(**{**vars(claim), "per": "training", **values})

@@ -6,7 +6,7 @@ promise that is kept is at most 5 %. Checks without statistics make no such erro
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr_privacy.accounting import REPLACE_ONE
@@ -79,7 +79,7 @@ def promise(
     claims = [_like_the_mechanism(one, [m.neighbours for m in mechanisms]) for one in claims]
     runs: list[CanaryRun] = []
     relations = {one.neighbours for one in claims if one.unit == "user"}
-    opposite = relations == {REPLACE_ONE}
+    opposite, failure = relations == {REPLACE_ONE}, ""
     if relations:
         run_probe(
             target,
@@ -90,6 +90,8 @@ def promise(
             canaries={"opposite": opposite},
         )
         runs = read_runs(folder)
+        error = Transcript(folder / "0").about["error"]
+        failure = f"The runs with canary clients failed: {error}" if error else ""
     heard = [_heard(one, rounds, known, runs) for one in claims]
     family = [p for tests, others in heard for p in [*(t.p for t in tests), *(o.p for o in others)]]
     refuted = iter(holm(family, LEVEL))
@@ -105,6 +107,7 @@ def promise(
             against=[test for test in everything if next(refuted)],
             certain=certain,
             level=LEVEL / max(1, len(family)),
+            failure=failure,
         )
         name = "the promise" if len(claims) == 1 else f"promise {number}"
         findings += [*certain, _verdict(name, one, said)]
@@ -134,6 +137,7 @@ class _Heard:
     against: Sequence[CoinTest | Evidence]
     certain: Sequence[Finding]
     level: float
+    failure: str
 
 
 def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
@@ -147,7 +151,7 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
             part="promise",
             name=name,
             verdict=REFUTED if certain else CANNOT_TELL,
-            said=f"{start}. {_why_not(claim, runs)}",
+            said=f"{start}. {heard.failure or _why_not(claim, runs)}",
             adversary=who,
             chance=_CHANCE,
         )
@@ -225,7 +229,7 @@ def _rests_on_the_function(claim: Claim, runs: Sequence[CanaryRun]) -> bool:
 def _like_the_mechanism(claim: Claim, neighbours: Sequence[str]) -> Claim:
     if claim.neighbours is not None or not neighbours:
         return claim
-    return Claim(**{**vars(claim), "neighbours": neighbours[0]})
+    return replace(claim, neighbours=neighbours[0])
 
 
 def _uneven(weight: float) -> Finding:
