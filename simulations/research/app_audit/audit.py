@@ -35,7 +35,7 @@ RECORDS = (1, 2, 4, 8)
 """Records of the clients whose updates are attacked."""
 
 _SHARES = {"as it is": 3.0, "few records": 1.0, "rebuilt": 3.0, "promise": 2.5, "advice": 0.5}
-_LEAST = 20.0  # seconds of a step: to start Python and torch takes some of them
+_LEAST = 30.0  # seconds of a step: to start Python and torch takes some of them
 
 Tell = Callable[[str, float], None]
 """Is told which step begins, and which share of the audit is done."""
