@@ -39,6 +39,10 @@ COINS = 200
 _UNEVEN = 1.01  # largest weight over the mean, above which it is said
 _MOST = 100.0  # epsilon from which on an estimate says only that there is next to no noise
 _CHANCE = "half of the guesses"
+_UNSEEN = (
+    " Canaries replace the app's own function: noise that it makes of other than normal or "
+    "Laplace draws was not seen."
+)
 
 
 def promise(
@@ -176,13 +180,14 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
         verdict = REFUTED if certain else CANNOT_TELL
         said = f"{start}. {said}: too little for any bound"
     turned = "one of two opposite ones" if heard.opposite else "there or next to none"
+    unseen = _UNSEEN if verdict == REFUTED and claim.source == STATED else ""
     return Finding(
         part="promise",
         name=name,
         verdict=verdict,
         said=f"{said}. {coins} coins in {len(runs)} runs of all rounds, of canary clients whose "
         f"update is {turned}. The one-shot estimate of epsilon is {_estimated(estimate)}: an "
-        "estimate, and no bound.",
+        f"estimate, and no bound.{unseen}",
         adversary=who,
         chance=_CHANCE,
         numbers={
