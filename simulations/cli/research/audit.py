@@ -34,6 +34,13 @@ def audit(
             "default what it says by itself."
         ),
     ] = None,
+    canaries: Annotated[
+        str | None,
+        typer.Option(
+            help="module:function of the app's function that returns a client's records, for "
+            "claims about single records; by default its DataLoaders have them."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of the audit, by default runs/audit-NAME; it goes on there."),
@@ -62,6 +69,7 @@ def audit(
             seed=seed,
             model=model,
             claims=claims,
+            canaries=canaries,
             tell=lambda step, done: progress.update(bar, description=step, completed=done),
         )
         progress.update(bar, description="done", completed=1.0)

@@ -51,6 +51,7 @@ def audit(
     seed: int = 0,
     model: str | None = None,
     claims: str | None = None,
+    canaries: str | None = None,
     tell: Tell = lambda step, done: None,
 ) -> AuditReport:
     """Audit an unmodified Flower app: say what its server learns.
@@ -81,6 +82,11 @@ def audit(
         What the app is said to keep, as "epsilon=1,delta=1e-5,unit=user,view=model"; by default
         what the app says by itself: its card, or the settings of Flower's mods and wrappers. See
         `flwr_privacy.simulations.research.app_audit.promise.claims.read_claim`.
+    canaries : str, optional
+        "module:function" of the app's function that returns the records of the client that trains:
+        arrays of one length, in a tuple or a dict, or a Dataset; the first of them where it returns
+        several. Canary records are added to them where a claim is about single records. By default
+        they are added to what its DataLoaders have.
     tell : callable, optional
         Is told which step begins, and which share of the audit is done.
 
@@ -108,10 +114,12 @@ def audit(
         raise InvalidParameterError("minutes", minutes, "a number above 0")
     check_integer("seed", seed, minimum=0)
     claim = None if claims is None else read_claim(claims)
+    if canaries is not None and claim is not None and claim.unit != "record":
+        raise InvalidParameterError("canaries", canaries, "nothing, or a claim with unit=record")
     folder = Path("runs", f"audit-{target.app.name}") if out is None else Path(out)
     kept = _Kept(
         folder,
-        _key(target, rounds=rounds, seed=seed, model=model, claims=claims),
+        _key(target, rounds=rounds, seed=seed, model=model, claims=claims, canaries=canaries),
         minutes * 60,
         tell,
     )
@@ -131,7 +139,14 @@ def audit(
         *kept.findings(
             "promise",
             lambda s: promise(
-                target, as_is, claim=claim, seconds=s, seed=seed, folder=folder / "canaries"
+                target,
+                as_is,
+                claim=claim,
+                seconds=s,
+                seed=seed,
+                folder=folder / "canaries",
+                records=canaries,
+                model=model,
             ),
         ),
     ]
@@ -145,6 +160,7 @@ def audit(
             "minutes": minutes,
             "seed": seed,
             "claims": claims,
+            "canaries": canaries,
             "version": __version__,
             "config": masked(target.app.config),
         },

@@ -65,7 +65,7 @@ class _Batches:
         same = not self.inputs or inputs.shape[1:] == self.inputs[0].shape[1:]
         new = []
         for place, row in enumerate(inputs):
-            digest = hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest()
+            digest = _digest(row)
             if digest not in self.digests:
                 self.digests.add(digest)
                 new.append(place)
@@ -111,14 +111,18 @@ class Inside:
         """What a model was called with before a loss, but not trained on; None for nothing."""
         return self._evaluated.seen
 
-    def step(self, model: Any, inputs: NDArray[Any], labels: NDArray[Any], trains: bool) -> None:
-        """Take a batch that a model was trained on or not; labels are empty if they do not fit."""
-        if not trains:
-            self._evaluated.take(inputs, labels)
-            return
+    def has(self, row: NDArray[Any]) -> bool:
+        """Tell whether torch trained on a record, whatever its shape."""
+        return _digest(row) in self._trained.digests
+
+    def trains(self, model: Any) -> None:
+        """Take a model that is called to be trained."""
         if self.model is None or _size(model) > _size(self.model):
             self.model = model
-        self._trained.take(inputs, labels)
+
+    def step(self, inputs: NDArray[Any], labels: NDArray[Any], trains: bool) -> None:
+        """Take a batch that a model was trained on or not; labels are empty if they do not fit."""
+        (self._trained if trains else self._evaluated).take(inputs, labels)
 
 
 def watch(*, records: Callable[[], int | None], replace: Replace | None = None) -> Inside:
@@ -170,7 +174,7 @@ def _watch_torch(inside: Inside) -> None:
     from torch.nn.modules.loss import _Loss
 
     depth = 0
-    last: tuple[Any, NDArray[Any], bool] | None = None
+    last: tuple[NDArray[Any], bool] | None = None
 
     def before(called: Any, args: Any) -> None:
         nonlocal depth, last
@@ -180,9 +184,11 @@ def _watch_torch(inside: Inside) -> None:
         trains = called.training and torch.is_grad_enabled()
         if not any(p.requires_grad or not trains for p in called.parameters()):
             return
+        if trains:
+            inside.trains(called)
         inputs = _plain(args[0]) if args else None
         if inputs is not None:
-            last = called, inputs, trains
+            last = inputs, trains
 
     def after(called: Any, args: Any, output: Any) -> None:
         nonlocal depth
@@ -199,9 +205,9 @@ def _watch_torch(inside: Inside) -> None:
                 given = args[1] if len(args) > 1 else kwargs.get("target")
                 target = _plain(given)
                 labels = np.zeros(0) if target is None else target
-                called, inputs, trains = last
+                inputs, trains = last
                 fits = len(labels) == len(inputs)
-                inside.step(called, inputs, labels if fits else np.zeros(0), trains)
+                inside.step(inputs, labels if fits else np.zeros(0), trains)
                 last = None
             return loss(*args, **kwargs)
 
@@ -252,6 +258,10 @@ def _plain(value: Any) -> NDArray[Any] | None:
         else (value.detach().cpu().numpy())
     )
     return found.copy()
+
+
+def _digest(row: NDArray[Any]) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest()
 
 
 def _size(model: Any) -> int:

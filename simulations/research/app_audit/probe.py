@@ -30,7 +30,7 @@ from flwr_privacy.wire.message import RECORD
 from .declared import watch_mechanisms
 from .instruments import Inside, Replace, watch
 from .offline import disconnect
-from .transcript import CARDS, TranscriptWriter
+from .transcript import CARDS, Transcript, TranscriptWriter
 
 __all__ = ["EnoughError", "RecordingGrid", "main", "probe"]
 
@@ -184,6 +184,7 @@ def probe(
     replace: Replace | None = None,
     runs: int | None = None,
     make_grid: Callable[..., "RecordingGrid"] = RecordingGrid,
+    install: Callable[[Inside], None] = lambda inside: None,
 ) -> None:
     """Run an app in this process, and write a transcript.
 
@@ -210,6 +211,8 @@ def probe(
         by default one, in `out` itself.
     make_grid : callable, default RecordingGrid
         Makes the grid of a run.
+    install : callable, optional
+        Is called before the app is imported.
     """
     network = disconnect()
     declared = watch_mechanisms()
@@ -221,6 +224,7 @@ def probe(
         return records[grid.partition % len(records)]
 
     inside = watch(records=cut, replace=replace)
+    install(inside)
     _seed(seed)
     folders = [out] if runs is None else [out / str(run) for run in range(runs)]
     for run, folder in enumerate(folders):
@@ -252,21 +256,33 @@ def probe(
 
 
 def main() -> None:
-    """Read which app to run, and run it; with ``canaries``, with canary clients."""
+    """Read which app to run, and run it; with ``canaries``, with canary clients or records."""
     asked = json.load(sys.stdin)
     out, canaries = Path(asked.pop("out")), asked.pop("canaries", None)
     if canaries is None:
         probe(**asked, out=out)
-        return
+    elif canaries.pop("records", False):
+        _with_records(asked, out, **canaries)
+    else:
+        _with_clients(asked, out, **canaries)
+
+
+def _with_clients(asked: dict[str, Any], out: Path, **canaries: Any) -> None:
     from .promise.canary_clients import Canaries, CanaryGrid
 
     mine = Canaries(clients=asked["nodes"], seed=asked["seed"], **canaries)
-    probe(
-        **asked,
-        out=out,
-        replace=mine.answer,
-        make_grid=partial(CanaryGrid, canaries=mine),
-    )
+    probe(**asked, out=out, replace=mine.answer, make_grid=partial(CanaryGrid, canaries=mine))
+
+
+def _with_records(
+    asked: dict[str, Any], out: Path, *, model: str | None, seconds: float, **canaries: Any
+) -> None:
+    from .promise.record_canaries import RecordCanaries
+    from .promise.record_scores import score_records
+
+    mine = RecordCanaries(seed=asked["seed"], **canaries)
+    probe(**asked, out=out, replace=mine.answer, install=mine.install)
+    score_records(mine, Transcript(out), model=model, seconds=seconds).write(out)
 
 
 def _load(reference: str) -> Any:

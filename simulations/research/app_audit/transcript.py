@@ -18,9 +18,20 @@ from numpy.typing import NDArray
 
 from flwr_privacy.simulations.engines.inline.flower_internals import records_from_bytes
 
-__all__ = ["CARDS", "Exchange", "Training", "Transcript", "TranscriptWriter", "arrays_of"]
+__all__ = [
+    "CARDS",
+    "OBJECTS",
+    "Exchange",
+    "Training",
+    "Transcript",
+    "TranscriptWriter",
+    "arrays_of",
+]
 
-_EXCHANGES, _OBJECTS, _ABOUT, _MODEL = "exchanges.jsonl", "objects", "about.json", "model.pkl"
+_EXCHANGES, _ABOUT, _MODEL = "exchanges.jsonl", "about.json", "model.pkl"
+
+OBJECTS = "objects"
+"""Folder in a transcript's folder with what was sent."""
 
 CARDS = "cards"
 """Folder in a transcript's folder with the privacy cards that the app left."""
@@ -124,7 +135,7 @@ class Exchange:
         name = self.files.get(kind)
         if name is None:
             return None
-        with np.load(self.folder / _OBJECTS / f"{name}.npz", allow_pickle=False) as found:
+        with np.load(self.folder / OBJECTS / f"{name}.npz", allow_pickle=False) as found:
             return Training(
                 inputs=found["inputs"],
                 labels=found["labels"],
@@ -139,7 +150,7 @@ class Exchange:
         digest = self.files.get(name)
         if digest is None:
             return None
-        return records_from_bytes((self.folder / _OBJECTS / digest).read_bytes())
+        return records_from_bytes((self.folder / OBJECTS / digest).read_bytes())
 
 
 class Transcript:
@@ -202,7 +213,7 @@ class TranscriptWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / _OBJECTS).mkdir(parents=True, exist_ok=True)
+        (folder / OBJECTS).mkdir(parents=True, exist_ok=True)
         self._lines = (folder / _EXCHANGES).open("a", encoding="utf-8")
         self._number = 0
         self.bytes = 0
@@ -216,7 +227,7 @@ class TranscriptWriter:
     def keep(self, written: bytes) -> tuple[str, int]:
         """Keep records in Flower's serialisation; return their digest and their size in bytes."""
         digest = hashlib.sha256(written).hexdigest()
-        path = self.folder / _OBJECTS / digest
+        path = self.folder / OBJECTS / digest
         if not path.exists():
             path.write_bytes(written)
             self.bytes += len(written)
@@ -226,7 +237,7 @@ class TranscriptWriter:
         """Keep what a client trained or evaluated on, and return the name of the file."""
         name = f"{name}-{self._number}"
         np.savez(
-            self.folder / _OBJECTS / f"{name}.npz",
+            self.folder / OBJECTS / f"{name}.npz",
             inputs=training.inputs,
             labels=training.labels,
             classes=np.array(list(training.histogram), dtype=np.int64),

@@ -40,8 +40,9 @@ class Claim:
     per : {"training", "round"}, default "training"
         What it is the epsilon of.
     neighbours : {"zero_out", "replace_one"}, optional
-        Whether a user's update is replaced by nothing or by any other. By default that of the app's
-        mechanism, and ``zero_out`` where it has none: what holds for the other holds for it.
+        Whether a user's update, or a record, is replaced by nothing or by any other. By default
+        that of the app's mechanism for users, and else ``zero_out``. For users what holds for the
+        other holds for it.
     mu : float, optional
         Of Gaussian noise, where the claim is about that: it says more than (epsilon, delta).
     source : str, default "--claims"

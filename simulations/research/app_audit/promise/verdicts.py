@@ -1,4 +1,4 @@
-"""What an app's promise is worth: its parameters, its noise, and the coins of canary clients.
+"""What an app's promise is worth: its parameters, its noise, and the coins of canaries.
 
 All tests of a report are one family: by Holm's method the chance that any of them refutes a
 promise that is kept is at most 5 %. Checks without statistics make no such error.
@@ -17,9 +17,10 @@ from ..findings import CANNOT_TELL, NOT_REFUTED, NOTE, REFUTED, Finding, Table
 from ..processes import run_probe
 from ..target import Target
 from ..transcript import Transcript
-from .canary_runs import CanaryRun, model_scores, read_runs, server_scores
+from .canary_runs import CanaryRun, Scores, model_scores, read_runs, server_scores
 from .canary_tests import CoinTest, coin_tests
 from .claims import STATED, Claim, claims_of, mechanisms_of
+from .record_runs import RecordRun, record_scores, run_records
 from .structure import (
     MODEL,
     SERVER,
@@ -53,6 +54,8 @@ def promise(
     seconds: float,
     seed: int,
     folder: Path,
+    records: str | None = None,
+    model: str | None = None,
 ) -> list[Finding]:
     """Return what is to be said of an app's promise.
 
@@ -65,11 +68,14 @@ def promise(
     claim : Claim, optional
         What somebody says that the app keeps. By default its own claims.
     seconds : float
-        Time for the runs with canary clients. Runs that are whole by then count.
+        Time for the runs with canaries. Runs that are whole by then count.
     seed : int
         Of coins and directions, and of what the app draws.
     folder : Path
         Gets the transcripts of the runs.
+    records, model : str, optional
+        "module:function" of the app's function that returns a client's records, which by default
+        DataLoaders have; and of a function that returns its torch module.
     """
     rounds, weight = rounds_run(as_is), uneven_weights(as_is)
     mechanisms = mechanisms_of(as_is, weight=weight)
@@ -80,72 +86,145 @@ def promise(
         findings.append(_uneven(weight))
     if not claims:
         return [*findings, _no_claim()]
+    if records is not None and all(one.unit == "user" for one in claims):
+        findings.append(_no_record_claim())
     claims = [_like_the_mechanism(one, [m.neighbours for m in mechanisms]) for one in claims]
-    runs: list[CanaryRun] = []
-    relations = {one.neighbours for one in claims if one.unit == "user"}
-    opposite, failure = relations == {REPLACE_ONE}, ""
-    if relations:
-        run_probe(
-            target,
-            folder,
-            seconds=seconds,
-            seed=seed,
-            runs=-(-COINS // target.clients),
-            canaries={"opposite": opposite},
+    units: dict[str, set[str | None]] = {}
+    for one in claims:
+        units.setdefault(one.unit, set()).add(one.neighbours)
+    each = seconds / len(units)
+    played: dict[str, _Played] = {}
+    if "user" in units:
+        opposite = units["user"] == {REPLACE_ONE}
+        played["user"] = _with_clients(target, folder / "clients", each, seed, opposite)
+    if "record" in units:
+        played["record"] = _with_records(
+            run_records(
+                target,
+                folder / "records",
+                delta=max(one.delta for one in claims if one.unit == "record"),
+                pairs=units["record"] == {REPLACE_ONE},
+                function=records,
+                model=model,
+                seconds=each,
+                seed=seed,
+            ),
+            pairs=units["record"] == {REPLACE_ONE},
         )
-        runs = read_runs(folder)
-        error = Transcript(folder / "0").about["error"]
-        failure = f"The runs with canary clients failed: {error}" if error else ""
-    heard = [_heard(one, rounds, known, runs) for one in claims]
+    heard = [_heard(one, rounds, known, played[one.unit]) for one in claims]
     family = [p for tests, others in heard for p in [*(t.p for t in tests), *(o.p for o in others)]]
     refuted = iter(holm(family, LEVEL))
     for number, (one, (tests, others)) in enumerate(zip(claims, heard, strict=True), 1):
+        mine = played[one.unit]
         certain = list(composed(one, mechanisms, rounds))
-        if runs and not _rests_on_the_function(one, runs):
+        if mine.runs and not _rests_on_the_function(one, mine):
             certain += without_noise(one, known)
         everything: list[CoinTest | Evidence] = [*tests, *others]
         said = _Heard(
-            runs=runs,
-            opposite=opposite,
+            played=mine,
             tests=tests,
             against=[test for test in everything if next(refuted)],
             certain=certain,
             level=LEVEL / max(1, len(family)),
-            failure=failure,
         )
         name = "the promise" if len(claims) == 1 else f"promise {number}"
         findings += [*certain, _verdict(name, one, said)]
     return findings
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Played:
+    """What the runs with canaries of one kind gave.
+
+    Parameters
+    ----------
+    scores : sequence of Scores
+        For each of the views that there are.
+    count : int
+        Number of runs.
+    canaries : str
+        What they are, in words.
+    opposite : bool
+        Whether tails are canaries too.
+    why : str
+        Why there are no scores.
+    runs : sequence of CanaryRun
+        What was heard of canary clients.
+    """
+
+    scores: Sequence[Scores]
+    count: int
+    canaries: str
+    opposite: bool
+    why: str
+    runs: Sequence[CanaryRun] = ()
+
+
+def _with_clients(
+    target: Target, folder: Path, seconds: float, seed: int, opposite: bool
+) -> _Played:
+    run_probe(
+        target,
+        folder,
+        seconds=seconds,
+        seed=seed,
+        runs=-(-COINS // target.clients),
+        canaries={"opposite": opposite},
+    )
+    runs = read_runs(folder)
+    error = Transcript(folder / "0").about["error"]
+    why = "No run with canary clients was whole in time: give it more --minutes."
+    views = (model_scores(runs), server_scores(runs)) if runs else ()
+    turned = "one of two opposite ones" if opposite else "there or next to none"
+    return _Played(
+        scores=[one for one in views if one is not None],
+        count=len(runs),
+        canaries=f"of canary clients whose update is {turned}",
+        opposite=opposite,
+        why=f"The runs with canary clients failed: {error}" if error else "" if runs else why,
+        runs=runs,
+    )
+
+
+def _with_records(found: tuple[Sequence[RecordRun], str], pairs: bool) -> _Played:
+    runs, why = found
+    turned = "one of two" if pairs else "there or not"
+    return _Played(
+        scores=record_scores(runs),
+        count=len(runs),
+        canaries=f"of canary records that are {turned} in the clients' data. Whoever guesses knows "
+        "all other records",
+        opposite=pairs,
+        why="" if runs else why,
+    )
+
+
 def _heard(
-    claim: Claim, rounds: int, known: Sequence[TrainingRound], runs: Sequence[CanaryRun]
+    claim: Claim, rounds: int, known: Sequence[TrainingRound], played: _Played
 ) -> tuple[list[CoinTest], list[Evidence]]:
     """Return the tests of a claim, whatever they say."""
-    if claim.unit != "user" or not runs or _rests_on_the_function(claim, runs):
+    if not played.scores or _rests_on_the_function(claim, played) or _other_pairs(claim, played):
         return [], []
     # The server sees the models too.
-    views = [model_scores(runs), *([server_scores(runs)] if claim.view == "server" else [])]
+    views = [one for one in played.scores if one.view == "model" or claim.view == "server"]
     whole = claim.over(rounds)
-    tests = [test for one in views if one is not None for test in coin_tests(whole, one)]
-    return tests, list(noise_evidence(claim, known, runs))
+    tests = [test for one in views for test in coin_tests(whole, one)]
+    return tests, list(noise_evidence(claim, known, played.runs)) if played.runs else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Heard:
     """What was heard of one claim: all tests, those that refute it, and what does for certain."""
 
-    runs: Sequence[CanaryRun]
-    opposite: bool
+    played: _Played
     tests: Sequence[CoinTest]
     against: Sequence[CoinTest | Evidence]
     certain: Sequence[Finding]
     level: float
-    failure: str
 
 
 def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
-    tests, certain, runs = heard.tests, heard.certain, heard.runs
+    tests, certain, played = heard.tests, heard.certain, heard.played
     who = SERVER if claim.view == "server" else MODEL
     start = f"Claimed is {claim} ({claim.source})"
     if certain:
@@ -155,7 +234,7 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
             part="promise",
             name=name,
             verdict=REFUTED if certain else CANNOT_TELL,
-            said=f"{start}. {heard.failure or _why_not(claim, runs)}",
+            said=f"{start}. {played.why or _why_not(claim, played)}",
             adversary=who,
             chance=_CHANCE,
         )
@@ -163,7 +242,7 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
     bounds = [test.bound(heard.level) for test in tests]
     bound = max(bounds)
     best = tests[bounds.index(bound)]
-    estimate = best.scores.estimate(claim.delta, opposite=heard.opposite)
+    estimate = best.scores.estimate(claim.delta, opposite=played.opposite)
     said = (
         f"{best.correct} of {best.guesses} guesses of coins are right, from "
         f"{'what left the nodes' if best.scores.view == 'server' else 'the models'} alone"
@@ -179,15 +258,17 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
     else:
         verdict = REFUTED if certain else CANNOT_TELL
         said = f"{start}. {said}: too little for any bound"
-    turned = "one of two opposite ones" if heard.opposite else "there or next to none"
-    unseen = _UNSEEN if verdict == REFUTED and claim.source == STATED else ""
+    said += f". {coins} coins in {played.count} runs of all rounds, {played.canaries}."
+    if claim.unit == "user":
+        said += f" The one-shot estimate of epsilon is {_estimated(estimate)}: an estimate, and no "
+        said += "bound."
+    if verdict == REFUTED and claim.unit == "user" and claim.source == STATED:
+        said += _UNSEEN
     return Finding(
         part="promise",
         name=name,
         verdict=verdict,
-        said=f"{said}. {coins} coins in {len(runs)} runs of all rounds, of canary clients whose "
-        f"update is {turned}. The one-shot estimate of epsilon is {_estimated(estimate)}: an "
-        f"estimate, and no bound.{unseen}",
+        said=said,
         adversary=who,
         chance=_CHANCE,
         numbers={
@@ -196,7 +277,7 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
             "refutable below": _rounded(bound),
             "estimate": _rounded(estimate),
             "coins": coins,
-            "runs": len(runs),
+            "runs": played.count,
             "p": min(one.p for one in (*tests, *heard.against)),
         },
         table=Table(
@@ -206,20 +287,15 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
     )
 
 
-def _why_not(claim: Claim, runs: Sequence[CanaryRun]) -> str:
-    if claim.unit == "record":
-        return (
-            "Canary clients say nothing of single records: for these hide records in your own "
-            "trainer (`flwr-privacy attack audit`, or own_audits of the pytest plugin)."
-        )
-    if not runs:
-        return "No run with canary clients was whole in time: give it more --minutes."
-    if _rests_on_the_function(claim, runs):
+def _why_not(claim: Claim, played: _Played) -> str:
+    if _other_pairs(claim, played):
+        return "Claims of other neighbours were tested: give this one alone, by --claims."
+    if _rests_on_the_function(claim, played):
         return (
             "The app's own function adds noise to its arrays, and canaries replace this function: "
             "what it protects was not tested. Noise in a mod can be."
         )
-    if claim.delta > 1 / (2 * sum(run.coins.size for run in runs)):
+    if played.scores and claim.delta > 1 / (2 * played.scores[0].coins.size):
         return "Its delta is too large for the number of coins: nothing could be refuted."
     return (
         "No answer with the arrays of a model was heard, or it has fewer entries than there are "
@@ -227,12 +303,17 @@ def _why_not(claim: Claim, runs: Sequence[CanaryRun]) -> str:
     )
 
 
-def _rests_on_the_function(claim: Claim, runs: Sequence[CanaryRun]) -> bool:
-    return claim.source == STATED and any(run.own_noise for run in runs)
+def _other_pairs(claim: Claim, played: _Played) -> bool:
+    """Tell whether canary records are not what a claim's neighbours are."""
+    return claim.unit == "record" and (claim.neighbours == REPLACE_ONE) != played.opposite
+
+
+def _rests_on_the_function(claim: Claim, played: _Played) -> bool:
+    return claim.source == STATED and any(run.own_noise for run in played.runs)
 
 
 def _like_the_mechanism(claim: Claim, neighbours: Sequence[str]) -> Claim:
-    if claim.neighbours is not None or not neighbours:
+    if claim.neighbours is not None or not neighbours or claim.unit != "user":
         return claim
     return replace(claim, neighbours=neighbours[0])
 
@@ -258,6 +339,17 @@ def _no_claim() -> Finding:
         verdict=NOTE,
         said="The app claims no differential privacy, so there is nothing to refute. What somebody "
         "says of it can be tested with --claims.",
+        adversary=SERVER,
+        chance=_CHANCE,
+    )
+
+
+def _no_record_claim() -> Finding:
+    return Finding(
+        part="promise",
+        name="canary records",
+        verdict=NOTE,
+        said="No claim is about single records, so --canaries was not used.",
         adversary=SERVER,
         chance=_CHANCE,
     )

@@ -56,6 +56,17 @@ def number_of_records(case: Case) -> Finding:
         for metric, pairs in sorted(told.items())
     ]
     most = max(len(pairs) for pairs in told.values())
+    if not any(_tells(pairs) for pairs in told.values()):
+        return Finding(
+            part="rebuilt",
+            name=name,
+            verdict=NOTE,
+            said=f"All clients send the same {', '.join(sorted(told))}, which is not the number of "
+            "records that any of them trained on.",
+            adversary=SERVER,
+            chance="none: it is in the message",
+            numbers={"clients": len(nodes)},
+        )
     return Finding(
         part="rebuilt",
         name=name,
@@ -69,6 +80,12 @@ def number_of_records(case: Case) -> Finding:
             ("metric", "answers", "equal to the records trained on", "least", "most"), rows
         ),
     )
+
+
+def _tells(pairs: list[tuple[int | None, float]]) -> bool:
+    """Tell whether some answers' counts differ, or are the true ones, or may be."""
+    same = len({value for _, value in pairs}) == 1
+    return not same or any(true is None or true == value for true, value in pairs)
 
 
 def label_histograms(case: Case) -> Finding:

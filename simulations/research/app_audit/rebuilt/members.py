@@ -13,7 +13,7 @@ against Overparameterized Models", ICLR 2023 (the cosine).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from ..findings import LEAK, NOTE, Finding, Table
 from ..transcript import Training
 from .case import Case, Clock, digest
 from .evidence import sent_model
-from .networks import filled, record_losses
+from .networks import filled, record_gradients, record_losses, trained_names
 from .reports import EVERYBODY, SERVER, SIGNIFICANCE, left_out
 
 __all__ = ["Records", "auc_interval", "members", "members_of_uploads", "records_of"]
@@ -140,11 +140,12 @@ def members_of_uploads(case: Case, records: Records, clock: Clock) -> Finding:
         own = records.of(node, _EACH)
         if own.members.all() or not own.members.any():
             continue
-        cosines = _cosines(filled(case.model, upload.start).eval(), upload.change, own, clock)
-        if cosines is None:
+        model = filled(case.model, upload.start).eval()
+        found = _cosines(model, upload.change, own, clock)
+        if found is None:
             break
         # Clients are compared with themselves: their updates have lengths and angles of their own.
-        parts.append((own, (cosines - cosines.mean()) / max(float(cosines.std()), 1e-12)))
+        parts.append((own, (found - found.mean()) / max(float(found.std()), 1e-12)))
     if not parts:
         return left_out(
             name, "no client has an upload, members and non-members, or no time was left"
@@ -263,22 +264,14 @@ def _cosines(
     model: nn.Module, change: Mapping[str, Vectors], records: Records, clock: Clock
 ) -> Vectors | None:
     """Return the cosine of a change with the step that each record asks for; None without time."""
-    parameters = {n: p for n, p in model.named_parameters() if n in change and p.requires_grad}
-    seen = torch.cat([torch.tensor(-change[name]).reshape(-1) for name in parameters])
+    names = trained_names(model, change)
+    seen = torch.cat([torch.tensor(-change[name]).reshape(-1) for name in names])
     found = []
-    with one_thread():
-        for loss in _each_loss(model, records):
-            if not clock.left:
-                return None
-            slopes = torch.autograd.grad(loss, list(parameters.values()))
-            own = torch.cat([slope.reshape(-1) for slope in slopes])
-            found.append(float(own @ seen / (own.norm() * seen.norm() + 1e-30)))
+    for own in record_gradients(model, names, records.inputs, records.labels):
+        if not clock.left:
+            return None
+        found.append(float(own @ seen / (own.norm() * seen.norm() + 1e-30)))
     return np.array(found)
-
-
-def _each_loss(model: nn.Module, records: Records) -> Iterator[torch.Tensor]:
-    for row, label in zip(records.inputs, records.labels, strict=True):
-        yield record_losses(model, row[None], np.asarray(label)[None]).sum()
 
 
 def _measured(scores: Vectors, members: NDArray[np.bool_]) -> Membership:

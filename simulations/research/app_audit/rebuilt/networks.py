@@ -2,7 +2,7 @@
 
 import copy
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,16 @@ from torch.nn import functional
 from flwr_privacy.clients.torch.computing import one_thread
 from flwr_privacy.errors import InvalidParameterError
 
-__all__ = ["Shapes", "filled", "linear_inputs", "load_model", "record_losses", "shapes_of"]
+__all__ = [
+    "Shapes",
+    "filled",
+    "linear_inputs",
+    "load_model",
+    "record_gradients",
+    "record_losses",
+    "shapes_of",
+    "trained_names",
+]
 
 Vectors = NDArray[np.float64]
 Shapes = dict[str, tuple[int, ...]]
@@ -52,7 +61,18 @@ def load_model(pickled: Path | None, reference: str | None) -> nn.Module:
         raise InvalidParameterError("model", reference or "the app's", allowed) from error
     if not isinstance(found, nn.Module):
         raise InvalidParameterError("model", type(found).__name__, "a torch module")
-    return found
+    return _unwrapped(found)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module within Opacus' wrapper, without the hooks that note its gradients."""
+    inner = getattr(model, "_module", None)
+    if not isinstance(inner, nn.Module):
+        return model
+    remove: Callable[[], None] | None = getattr(model, "remove_hooks", None)
+    if remove is not None:
+        remove()
+    return inner
 
 
 def shapes_of(model: nn.Module) -> Shapes:
@@ -127,6 +147,35 @@ def record_losses(model: nn.Module, inputs: Any, labels: NDArray[Any]) -> Any:
         loss = functional.binary_cross_entropy_with_logits
     each = loss(outputs.reshape(len(labels), -1), truth.reshape(len(labels), -1), reduction="none")
     return each.mean(dim=1)
+
+
+def record_gradients(
+    model: nn.Module, names: Sequence[str], inputs: NDArray[Any], labels: NDArray[Any]
+) -> Iterator[torch.Tensor]:
+    """Return the gradient of the loss of each record by some parameters, one vector each.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    names : sequence of str
+        The parameters, in the order of the vector.
+    inputs, labels : ndarray, shape (n, ...)
+        The records.
+    """
+    parameters = dict(model.named_parameters())
+    chosen = [parameters[name] for name in names]
+    for row, label in zip(inputs, labels, strict=True):
+        with one_thread():
+            loss = record_losses(model, row[None], np.asarray(label)[None]).sum()
+            slopes = torch.autograd.grad(loss, chosen)
+            whole = torch.cat([slope.reshape(-1) for slope in slopes])
+        yield whole
+
+
+def trained_names(model: nn.Module, change: Mapping[str, Vectors]) -> list[str]:
+    """Return the names of the parameters that are trained and of which a change is known."""
+    return [n for n, p in model.named_parameters() if n in change and p.requires_grad]
 
 
 def _tensor(inputs: Any) -> torch.Tensor:

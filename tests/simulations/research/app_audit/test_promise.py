@@ -148,7 +148,7 @@ def test_an_honest_wrapper_is_not_refuted(tmp_path: Path) -> None:
 def test_record_level_is_not_told_by_canary_clients(local: Audited) -> None:
     found = local.promise("epsilon=1,delta=1e-5,unit=record")
     assert found["the promise"].verdict == CANNOT_TELL
-    assert "hide records" in found["the promise"].said
+    assert "no training made a DataLoader" in found["the promise"].said
 
 
 @pytest.mark.long

@@ -77,6 +77,13 @@ def test_the_number_of_records_is_in_the_clear(tmp_path: Path) -> None:
     assert found.table.rows == [["num-examples", 6, 6, 60.0, 60.0]]
 
 
+def test_one_number_that_is_no_ones_is_no_leak(tmp_path: Path) -> None:
+    other = [data(50 + i, 12, classes=6, seed=30 + i) for i in range(6)]
+    transcript = run(tmp_path / "as", MODEL, MANY, truths=other)
+    found = number_of_records(case(transcript, None, MODEL, tmp_path))
+    assert found.verdict == "note"
+
+
 def test_shares_and_counts_are_whole() -> None:
     draws = np.random.default_rng(0)
     for _ in range(100):
