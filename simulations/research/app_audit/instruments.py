@@ -88,11 +88,14 @@ class Inside:
         mods may change the records.
     model : object, optional
         The torch module that was trained; the largest where there are several.
+    hidden : bool
+        Whether a module trained within torch's function transforms, which hide its batches.
     """
 
     requests: list[bytes] = field(default_factory=list)
     replies: list[bytes] = field(default_factory=list)
     model: Any = None
+    hidden: bool = False
     _trained: _Batches = field(default_factory=_Batches)
     _evaluated: _Batches = field(default_factory=_Batches)
     _running: bool = False
@@ -186,6 +189,7 @@ def _watch_torch(inside: Inside) -> None:
             return
         if trains:
             inside.trains(called)
+        inside.hidden |= trains and any(map(_transformed, args))
         inputs = _plain(args[0]) if args else None
         if inputs is not None:
             last = inputs, trains
@@ -248,9 +252,7 @@ def _plain(value: Any) -> NDArray[Any] | None:
     """Return a tensor with records as an array; None for anything else, also inside of vmap."""
     import torch
 
-    if not isinstance(value, torch.Tensor) or value.ndim == 0:
-        return None
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if not isinstance(value, torch.Tensor) or value.ndim == 0 or _transformed(value):
         return None
     found: NDArray[Any] = (
         value.detach().cpu().float().numpy()
@@ -258,6 +260,15 @@ def _plain(value: Any) -> NDArray[Any] | None:
         else (value.detach().cpu().numpy())
     )
     return found.copy()
+
+
+def _transformed(value: Any) -> bool:
+    """Tell whether it is a tensor inside of vmap or another function transform."""
+    import torch
+
+    return isinstance(value, torch.Tensor) and bool(
+        torch._C._functorch.is_functorch_wrapped_tensor(value)
+    )
 
 
 def _digest(row: NDArray[Any]) -> bytes:

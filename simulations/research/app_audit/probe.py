@@ -30,7 +30,7 @@ from flwr_privacy.wire.message import RECORD
 from .declared import watch_mechanisms
 from .instruments import Inside, Replace, watch
 from .offline import disconnect
-from .transcript import CARDS, Transcript, TranscriptWriter
+from .transcript import CARDS, ENOUGH, Transcript, TranscriptWriter
 
 __all__ = ["EnoughError", "RecordingGrid", "main", "probe"]
 
@@ -97,7 +97,7 @@ class RecordingGrid(InlineGrid):
         messages = list(messages)
         numbered = [(message, self._round(message)) for message in messages]
         if self._most is not None and any(number > self._most for _, number in numbered):
-            raise EnoughError("enough rounds")
+            raise EnoughError(ENOUGH)
         self._waits_since = None
         ids = list(super().push_messages(messages))
         self._asked |= dict(zip(ids, numbered, strict=True))
@@ -275,14 +275,22 @@ def _with_clients(asked: dict[str, Any], out: Path, **canaries: Any) -> None:
 
 
 def _with_records(
-    asked: dict[str, Any], out: Path, *, model: str | None, seconds: float, **canaries: Any
+    asked: dict[str, Any],
+    out: Path,
+    *,
+    model: str | None,
+    pickled: str | None,
+    seconds: float,
+    **canaries: Any,
 ) -> None:
     from .promise.record_canaries import RecordCanaries
     from .promise.record_scores import score_records
+    from .rebuilt.networks import load_model
 
     mine = RecordCanaries(seed=asked["seed"], **canaries)
     probe(**asked, out=out, replace=mine.answer, install=mine.install)
-    score_records(mine, Transcript(out), model=model, seconds=seconds).write(out)
+    module = partial(load_model, None if pickled is None else Path(pickled), model)
+    score_records(mine, Transcript(out), module, seconds=seconds).write(out)
 
 
 def _load(reference: str) -> Any:

@@ -20,6 +20,7 @@ from flwr_privacy.simulations.engines.inline.flower_internals import records_fro
 
 __all__ = [
     "CARDS",
+    "ENOUGH",
     "OBJECTS",
     "Exchange",
     "Training",
@@ -29,6 +30,9 @@ __all__ = [
 ]
 
 _EXCHANGES, _ABOUT, _MODEL = "exchanges.jsonl", "about.json", "model.pkl"
+
+ENOUGH = "enough rounds"
+"""How a run ended that was to have so many."""
 
 OBJECTS = "objects"
 """Folder in a transcript's folder with what was sent."""

@@ -69,6 +69,12 @@ class CanaryRun:
     step_noise: Vector
     total_length: float
 
+    @property
+    def participations(self) -> int:
+        """In how many rounds the client trained that trained in most."""
+        own = (self.rounds[self.clients == client] for client in np.unique(self.clients))
+        return max((np.unique(rounds).size for rounds in own), default=0)
+
     def write(self, folder: Path) -> None:
         """Write it into a run's folder."""
         np.savez(folder / _FILE, **asdict(self))

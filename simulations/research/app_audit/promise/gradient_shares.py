@@ -36,7 +36,7 @@ def shares(gradients: NDArray[np.floating], change: Vector) -> Vector:
     array([-3. ,  4.2])
     """
     lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
-    rows = gradients / np.maximum(lengths, np.finfo(np.float64).tiny)
+    rows = gradients / np.maximum(lengths, np.finfo(lengths.dtype).tiny)
     values, axes = np.linalg.eigh((rows @ rows.T).astype(np.float64))
     kept = values > _SINGULAR * values[-1]
     values, axes = values[kept], axes[:, kept]

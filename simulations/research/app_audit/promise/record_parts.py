@@ -5,9 +5,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset
 
-__all__ = ["Arrays", "first_group", "made_of", "parts_of", "replaced", "with_more"]
+__all__ = [
+    "Arrays",
+    "Longer",
+    "first_group",
+    "has_more",
+    "is_dataset",
+    "made_of",
+    "parts_of",
+    "replaced",
+]
 
 Row = NDArray[Any]
 
@@ -43,10 +55,10 @@ def made_of(records: Sequence[Any], draws: np.random.Generator) -> Any:
     first = records[0]
     if isinstance(first, Mapping):
         return {name: made_of([one[name] for one in records], draws) for name in first}
-    if isinstance(first, tuple | list):
-        values = [made_of([one[place] for one in records], draws) for place in range(len(first))]
-        named = hasattr(first, "_fields")  # a namedtuple takes them one by one
-        return type(first)(*values) if named else type(first)(values)
+    if isinstance(first, tuple | list) and len({len(one) for one in records}) == 1:
+        return _like_it(
+            first, [made_of([one[n] for one in records], draws) for n in range(len(first))]
+        )
     rows = [_numbers(one) for one in records]
     if any(row is None or row.shape != rows[0].shape for row in rows if rows[0] is not None):
         rows = [None]
@@ -90,7 +102,7 @@ class Arrays:
         by_name = dict(zip(self.names, new, strict=True))
         if isinstance(self.within, Mapping):
             return {**self.within, **by_name}
-        return type(self.within)(by_name.get(n, v) for n, v in enumerate(self.within))
+        return _like_it(self.within, [by_name.get(n, v) for n, v in enumerate(self.within)])
 
 
 def first_group(found: Any) -> Any:
@@ -115,8 +127,7 @@ def first_group(found: Any) -> Any:
         length = len(found[names[0]])
         same = [n for n in names if _is_array(found[n]) and len(found[n]) == length]
         return Arrays(within=found, names=same)
-    has = hasattr(found, "__getitem__") and hasattr(found, "__len__")
-    return found if has and not isinstance(found, str | bytes) else None
+    return found if is_dataset(found) else None
 
 
 def replaced(found: Any, old: Any, new: Any) -> Any:
@@ -126,37 +137,69 @@ def replaced(found: Any, old: Any, new: Any) -> Any:
     if isinstance(found, Mapping):
         return {name: replaced(value, old, new) for name, value in found.items()}
     if isinstance(found, tuple | list):
-        return type(found)(replaced(value, old, new) for value in found)
+        return _like_it(found, [replaced(value, old, new) for value in found])
     return found
 
 
-def with_more(dataset: Any, more: Sequence[Any]) -> Any:
-    """Return a Dataset with records at its end; what else it has is there, too."""
-    from torch.utils.data import Dataset
+class Longer(Dataset[Any]):
+    """A Dataset with records at its end; what else it has is there, too.
 
-    class Longer(Dataset[Any]):
-        def __len__(self) -> int:
-            return len(dataset) + len(more)
+    Parameters
+    ----------
+    dataset : Dataset
+        The records before.
+    more : sequence
+        The others.
+    """
 
-        def __getitem__(self, place: int) -> Any:
-            place = range(len(self))[place]
-            return dataset[place] if place < len(dataset) else more[place - len(dataset)]
+    def __init__(self, dataset: Any, more: Sequence[Any]) -> None:
+        self.dataset, self.more = dataset, more
 
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):  # such as __getitems__, which would pass the new ones by
-                raise AttributeError(name)
-            return getattr(dataset, name)
+    def __len__(self) -> int:
+        return len(self.dataset) + len(self.more)
 
-    return Longer()
+    def __getitem__(self, place: Any) -> Any:
+        if not hasattr(place, "__index__"):  # such as the name of a column
+            return self.dataset[place]
+        place = range(len(self))[place]
+        known = len(self.dataset)
+        return self.dataset[place] if place < known else self.more[place - known]
+
+    def __getattr__(self, name: str) -> Any:
+        # Such as __getitems__, which would pass the new ones by; and what pickle asks for.
+        if name.startswith("__") or "dataset" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def has_more(dataset: Any) -> bool:
+    """Tell whether a Dataset is one with more records, or is made of one."""
+    if isinstance(dataset, ConcatDataset):
+        return any(map(has_more, dataset.datasets))
+    within = getattr(dataset, "__dict__", {}).get("dataset")
+    return isinstance(dataset, Longer) or (within is not None and has_more(within))
+
+
+def is_dataset(found: Any) -> bool:
+    """Tell whether it is a Dataset with places: torch's, or one with columns as `datasets` has."""
+    if isinstance(found, IterableDataset):
+        return False
+    places = hasattr(found, "__getitem__") and hasattr(found, "__len__")
+    return places and (isinstance(found, Dataset) or hasattr(found, "column_names"))
+
+
+def _like_it(first: Any, values: Sequence[Any]) -> Any:
+    """Return values as the tuple or list that it is; a namedtuple takes them one by one."""
+    return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "dtype") and bool(getattr(value, "ndim", 0))
+    return isinstance(value, np.ndarray | Tensor) and value.ndim > 0
 
 
 def _numbers(value: Any) -> Row | None:
     """Return a tensor, an array or a number as an array; None for anything else."""
-    if hasattr(value, "detach"):
+    if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, str | bytes) or value is None:
         return None
@@ -166,9 +209,7 @@ def _numbers(value: Any) -> Row | None:
 
 def _like(first: Any, row: Row) -> Any:
     """Return numbers as the type that they were."""
-    if hasattr(first, "detach"):
-        import torch
-
+    if isinstance(first, Tensor):
         return torch.tensor(row, dtype=first.dtype)
     if isinstance(first, np.ndarray):
         return row.astype(first.dtype)
@@ -178,8 +219,6 @@ def _like(first: Any, row: Row) -> Any:
 def _longer(array: Any, more: Sequence[Any]) -> Any:
     if not more:
         return array
-    if hasattr(array, "detach"):
-        import torch
-
+    if isinstance(array, Tensor):
         return torch.cat([array, torch.stack([torch.as_tensor(one) for one in more]).to(array)])
     return np.concatenate([array, np.array(more, dtype=array.dtype)])

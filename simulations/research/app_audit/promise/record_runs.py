@@ -1,5 +1,6 @@
 """Runs of an app with canary records in its clients' data, each in a process of its own."""
 
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..processes import run_probe
 from ..target import Target
-from ..transcript import OBJECTS, Transcript
+from ..transcript import ENOUGH, OBJECTS, Transcript
 from .canary_runs import Scores
 
 __all__ = ["RecordRun", "record_scores", "run_records"]
@@ -20,6 +21,7 @@ __all__ = ["RecordRun", "record_scores", "run_records"]
 COINS = 1000
 """Coins that a report asks for."""
 
+_LEAST = 10  # coins
 _EACH = 50  # canaries of a client
 _SLOWER = 1.2  # a run than the one before, at most
 _SCORING = 0.3  # of a run's time, at most
@@ -54,21 +56,14 @@ class RecordRun:
         heard = {name: values for name, values in scores.items() if values is not None}
         np.savez(folder / _FILE, coins=self.coins, why=np.array(self.why), **heard)
 
-
-def read_record_runs(folder: Path) -> list[RecordRun]:
-    """Return the whole runs in the folders 0, 1, ... of a folder."""
-    runs: list[RecordRun] = []
-    while (path := folder / str(len(runs)) / _FILE).exists():
-        with np.load(path, allow_pickle=False) as found:
-            runs.append(
-                RecordRun(
-                    coins=found["coins"],
-                    server=found.get("server"),
-                    model=found.get("model"),
-                    why=str(found["why"]),
-                )
-            )
-    return runs
+    @classmethod
+    def read(cls, folder: Path) -> "RecordRun | None":
+        """Return what a run left in its folder; None where it is not whole."""
+        if not (folder / _FILE).exists():
+            return None
+        with np.load(folder / _FILE, allow_pickle=False) as found:
+            scores = {name: found.get(name) for name in ("server", "model")}
+            return cls(coins=found["coins"], why=str(found["why"]), **scores)
 
 
 def run_records(
@@ -79,62 +74,81 @@ def run_records(
     pairs: bool,
     function: str | None,
     model: str | None,
+    as_is: Transcript,
+    rounds: int | None,
     seconds: float,
     seed: int,
 ) -> tuple[list[RecordRun], str]:
-    """Run the app again and again, and return its whole runs, and what stood in the way.
+    """Run the app again and again, and return its whole runs, and why there are no more of them.
 
     Parameters
     ----------
     target : Target
         The app.
     folder : Path
-        Gets the transcripts.
+        Gets the transcripts. Whole runs that are there already count.
     delta : float
         Of the claim: with more than ``1 / (2 delta)`` coins nothing could be refuted.
     pairs : bool
         Whether neighbours replace a record.
     function, model : str, optional
         "module:function" of what returns a client's records, and of what returns the module.
+    as_is : Transcript
+        Of the app without canaries, with the module that trained in it.
+    rounds : int, optional
+        Rounds after which a run ends; by default the app ends it.
     seconds : float
         Time for all.
     seed : int
         Of canaries, coins, and what the app draws.
     """
     most = COINS if delta == 0 else min(COINS, int(1 / (2 * delta)))
-    each = min(_EACH, most // target.clients)
-    if each < 1:
-        return [], f"With a delta of {delta:g} and {target.clients} clients nothing can be refuted."
-    end, took = time.monotonic() + seconds, 0.0
-    runs = read_record_runs(folder)  # of an audit that was interrupted
-    while sum(run.coins.size for run in runs) + _next(runs, each * target.clients) <= most:
+    if most < _LEAST:
+        return [], f"With a delta of {delta:g} over the training no number of coins refutes it."
+    each = max(1, min(_EACH, most // target.clients))
+    asked: dict[str, Any] = {
+        "records": True,
+        "most": each,
+        "clients": most // each,
+        "pairs": pairs,
+        "function": function,
+        "model": model,
+        "pickled": None if as_is.model is None else str(as_is.model.resolve()),
+    }
+    end, took, coins = time.monotonic() + seconds, 0.0, each * min(target.clients, most // each)
+    runs = _read(folder)
+    while sum(run.coins.size for run in runs) + coins <= most:
         start = time.monotonic()
         left = end - start
         if runs and left < _SLOWER * took:
             break
-        asked: dict[str, Any] = {
-            "records": True,
-            "most": each,
-            "pairs": pairs,
-            "function": function,
-            "model": model,
-            "seconds": _SCORING * left,
-        }
-        path, whole = folder / str(len(runs)), len(runs)
-        shutil.rmtree(path, ignore_errors=True)
-        transcript = run_probe(target, path, seconds=left, seed=seed + whole, canaries=asked)
+        path = folder / str(len(runs))
+        shutil.rmtree(path, ignore_errors=True)  # an interrupted run
+        transcript = run_probe(
+            target,
+            path,
+            seconds=left,
+            seed=seed + len(runs),
+            rounds=rounds,
+            canaries={**asked, "seconds": _SCORING * left},
+        )
         took = time.monotonic() - start
-        runs = read_record_runs(folder)
-        run = runs[whole] if len(runs) > whole else None
+        run = RecordRun.read(path)
         if why := _failure(transcript, run, in_time=took < left):
-            return runs[:whole], why
+            (path / _FILE).unlink(missing_ok=True)  # it does not count
+            return runs, why
         shutil.rmtree(path / OBJECTS)  # it is scored
+        runs = _read(folder)
+        coins = runs[-1].coins.size
     return runs, ""
 
 
-def _next(runs: Sequence[RecordRun], most: int) -> int:
-    """Return how many coins the next run has."""
-    return runs[-1].coins.size if runs else most
+def _read(folder: Path) -> list[RecordRun]:
+    """Return the whole runs in the folders 0, 1, ... of a folder."""
+    runs: list[RecordRun] = []
+    while (run := RecordRun.read(folder / str(len(runs)))) is not None:
+        runs.append(run)
+    return runs
 
 
 def record_scores(runs: Sequence[RecordRun]) -> list[Scores]:
@@ -155,15 +169,21 @@ def _failure(transcript: Transcript, run: RecordRun | None, *, in_time: bool) ->
     errors = [one.error for one in transcript.exchanges if one.error]
     if transcript.about["error"]:
         return f"The run with canary records failed: {transcript.about['error']}."
+    if transcript.about["ended"] not in ("stopped", "whole", ENOUGH):
+        return f"The run with canary records was ended: {transcript.about['ended']}."
     if run is None and not in_time:
         return "No run with canary records was whole in time: give it more --minutes."
     if run is None:
-        lines = (transcript.folder / "log.txt").read_text(encoding="utf-8").strip().splitlines()
-        return f"No canary record was scored: {lines[-1]}."
+        log = (transcript.folder / "log.txt").read_text(encoding="utf-8")
+        raised = re.findall(r"^[\w.]+(?:Error|Exception)\b.*", log, re.M)
+        why = raised[-1] if raised else "its process was ended, maybe for want of memory"
+        return f"No canary record was scored: {why}."
     if not any(True for _ in transcript.trainings()) and errors:
         return f"No client trained with canary records: {errors[0]}."
     if run.why:
         return f"No canary record was scored: {run.why}."
     if run.server is None and run.model is None:
-        return "Nothing that was released could be laid out over the model that trained."
+        return (
+            "No upload could be laid out over the model that trained, and no second one was sent."
+        )
     return ""

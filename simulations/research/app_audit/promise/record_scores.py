@@ -10,8 +10,9 @@ Source: the gradient canaries of Nasr et al., "Tight Auditing of Differentially 
 Learning", USENIX Security 2023; the regression is ours.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,10 +24,10 @@ from flwr_privacy.errors import InvalidParameterError
 
 from ..rebuilt.case import Case, Clock
 from ..rebuilt.evidence import sent_model, upload_of
-from ..rebuilt.networks import filled, load_model, record_gradients, trained_names
+from ..rebuilt.networks import filled, record_gradients, trained_names
 from ..transcript import Transcript
 from .gradient_shares import shares
-from .record_canaries import Read, RecordCanaries
+from .record_canaries import RecordCanaries
 from .record_parts import Row, parts_of
 from .record_runs import RecordRun
 
@@ -34,10 +35,12 @@ __all__ = ["score_records"]
 
 _ENTRIES = 50_000  # of a model, chosen at random, that are compared
 _MOST = 2000  # records whose gradients explain a change, together
-_NONE = (
-    "no training made a DataLoader of at least 4 records; --canaries names the function of the app "
-    "that returns a client's records"
+_NO_LOADER = (
+    "no training made a DataLoader of at least 4 records without a sampler of its own; "
+    "--canaries names the function of the app that returns a client's records"
 )
+_NO_CALL = "no training called the function of --canaries, or it returned fewer than 4 records"
+_NOT_SEEN = "no training of a torch module on batches of records was seen"
 _OTHER_FORM = "the model gets its records in another form than they are read in"
 _NO_LABEL = "no part of a record is the label that its loss was taken with"
 
@@ -46,7 +49,11 @@ Model = Mapping[str, NDArray[Any]]
 
 
 def score_records(
-    canaries: RecordCanaries, transcript: Transcript, *, model: str | None, seconds: float
+    canaries: RecordCanaries,
+    transcript: Transcript,
+    module: Callable[[], nn.Module],
+    *,
+    seconds: float,
 ) -> RecordRun:
     """Score the canaries of a run that is over.
 
@@ -56,28 +63,30 @@ def score_records(
         The canaries.
     transcript : Transcript
         Of the run.
-    model : str or None
-        "module:function" of a function that returns the module; by default the one that trained.
+    module : callable
+        Returns the module that is trained. What is not sent of it, such as a personal layer, is as
+        in there, so it must not have trained on a canary.
     seconds : float
         Time for it; the last rounds go first.
     """
     coins = {client: own.coins for client, own in sorted(canaries.clients.items())}
     everything = np.concatenate(list(coins.values()) or [np.zeros(0, bool)])
-    places = _places(canaries.read) if everything.size else _NONE
+    nothing = partial(RecordRun, coins=everything, server=None, model=None)
+    none = _NO_LOADER if canaries.function is None else _NO_CALL
+    places = _places(canaries) if everything.size else none
     if isinstance(places, str):
-        return RecordRun(coins=everything, server=None, model=None, why=places)
+        return nothing(why=places)
     try:
-        module = load_model(transcript.model, model)
+        model = module()
     except InvalidParameterError as error:
-        return RecordRun(coins=everything, server=None, model=None, why=str(error))
-    case = Case(as_is=transcript, few=None, model=module, seed=0, out=transcript.folder)
+        return nothing(why=str(error))
+    case = Case(as_is=transcript, few=None, model=model, seed=0, out=transcript.folder)
     rows = {client: _rows(canaries, client, *places) for client in coins}
     clock = Clock(seconds)
+    server = _scores(model, _uploads(case, rows), clock.part(0.5))
+    public = _scores(model, _steps(case, rows), clock)
     return RecordRun(
-        coins=everything,
-        server=_joined(_of_uploads(case, rows, clock.part(0.5)), coins),
-        model=_joined(_of_models(case, rows, clock), coins),
-        why="",
+        coins=everything, server=_joined(server, coins), model=_joined(public, coins), why=""
     )
 
 
@@ -104,10 +113,12 @@ class _Rows:
         return found[: self.heads] - (tails if self.tails else 0.0)
 
 
-def _places(read: Read) -> tuple[int, int] | str:
+def _places(canaries: RecordCanaries) -> tuple[int, int] | str:
     """Return which parts of a record are its input and its label, or why that is not known."""
-    if read.shape is None:  # torch trained with functions that hide what they are given
-        return 0, 1
+    read = canaries.read
+    if read.form is None:
+        pairs = all(len(parts) > 1 for own in canaries.clients.values() for parts in own.known)
+        return (0, 1) if read.hidden and pairs else _NOT_SEEN
     if not read.inputs:
         return _OTHER_FORM
     if not read.labels:
@@ -118,9 +129,10 @@ def _places(read: Read) -> tuple[int, int] | str:
 def _rows(canaries: RecordCanaries, client: int, x: int, y: int) -> _Rows:
     own = canaries.clients[client]
     parts = [*map(parts_of, (*own.heads, *own.tails)), *own.known]
-    shape = parts[0][x].shape if canaries.read.shape is None else canaries.read.shape
+    form = parts[0][x][None] if canaries.read.form is None else canaries.read.form
+    inputs = [one[x].reshape(form.shape[1:]).astype(form.dtype) for one in parts]
     return _Rows(
-        inputs=np.array([one[x].reshape(shape) for one in parts]),
+        inputs=np.array(inputs),
         labels=np.array([_plain(one[y]) for one in parts]),
         heads=len(own.heads),
         tails=len(own.tails),
@@ -131,33 +143,36 @@ def _plain(label: Row) -> Row:
     return label.reshape(()) if label.size == 1 else label
 
 
-def _of_uploads(case: Case, rows: Mapping[int, _Rows], clock: Clock) -> dict[int, Vector]:
-    """Return the scores of each client's canaries by its own uploads."""
-    found: dict[int, Vector] = {}
-    for one in reversed(list(case.as_is.trainings())):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Change:
+    """A change of a model that was released, and the records that may explain it, by client."""
+
+    start: Model
+    change: Model
+    rows: Mapping[int, _Rows]
+
+
+def _uploads(case: Case, rows: Mapping[int, _Rows]) -> list[_Change]:
+    """Return the changes that clients sent."""
+    found = []
+    for one in case.as_is.trainings():
         upload = None if case.shapes is None else upload_of(one, case.shapes)
-        if upload is None or one.node not in rows or not _finite(upload.change):
-            continue
-        score = _score(case.model, upload.start, upload.change, {one.node: rows[one.node]}, clock)
-        if score is None:
-            break
-        found = _summed(found, score)
+        if upload is not None and one.node in rows:
+            own = {one.node: rows[one.node]}
+            found.append(_Change(start=upload.start, change=upload.change, rows=own))
     return found
 
 
-def _of_models(case: Case, rows: Mapping[int, _Rows], clock: Clock) -> dict[int, Vector]:
-    """Return the scores of all canaries by the steps from model to model."""
-    found: dict[int, Vector] = {}
-    models = list(_models(case))
-    for start, end in reversed(list(pairwise(models))):
-        change = {name: end[name].astype(np.float64) - start[name] for name in end}
-        if not _finite(change):
-            continue
-        score = _score(case.model, start, change, rows, clock)
-        if score is None:
-            break
-        found = _summed(found, score)
-    return found
+def _steps(case: Case, rows: Mapping[int, _Rows]) -> list[_Change]:
+    """Return the changes from model to model."""
+    return [
+        _Change(
+            start=start,
+            change={name: end[name].astype(np.float64) - start[name] for name in end},
+            rows=rows,
+        )
+        for start, end in pairwise(_models(case))
+    ]
 
 
 def _models(case: Case) -> Iterator[Model]:
@@ -170,33 +185,41 @@ def _models(case: Case) -> Iterator[Model]:
             yield model
 
 
-def _score(
-    module: nn.Module, start: Model, change: Model, rows: Mapping[int, _Rows], clock: Clock
-) -> dict[int, Vector] | None:
+def _scores(module: nn.Module, changes: Sequence[_Change], clock: Clock) -> dict[int, Vector]:
+    """Return the scores of each client's canaries, summed over changes, from the last one on."""
+    found: dict[int, Vector] = {}
+    for one in reversed(changes):
+        if not all(bool(np.isfinite(array).all()) for array in one.change.values()):
+            continue
+        score = _score(module, one, clock)
+        if score is None:
+            break
+        # Each change counts in its own standard deviations.
+        unit = max(float(np.concatenate(list(score.values())).std()), 1e-12)
+        found |= {client: found.get(client, 0.0) + own / unit for client, own in score.items()}
+    return found
+
+
+def _score(module: nn.Module, one: _Change, clock: Clock) -> dict[int, Vector] | None:
     """Return the scores of some clients' canaries by one change; None where the time is over."""
-    model = filled(module, start).eval()
-    names = trained_names(model, change)
-    moved = -np.concatenate([np.asarray(change[name], np.float64).reshape(-1) for name in names])
+    model = filled(module, one.start).eval()
+    names = trained_names(model, one.change)
+    moved = -np.concatenate([np.asarray(one.change[n], np.float64).reshape(-1) for n in names])
     entries = np.random.default_rng(0).permutation(moved.size)[:_ENTRIES]
-    parts, sizes = [], []
-    others = _MOST // len(rows)
-    for own in rows.values():
-        most = max(own.heads + own.tails, others)
-        table = []
-        for one in record_gradients(model, names, own.inputs[:most], own.labels[:most]):
+    table: list[NDArray[np.float32]] = []
+    ends: list[int] = []
+    for own in one.rows.values():
+        most = max(own.heads + own.tails, _MOST // len(one.rows))
+        for slope in record_gradients(model, names, own.inputs[:most], own.labels[:most]):
             if not clock.left:
                 return None
-            table.append(one.numpy()[entries].astype(np.float32))
-        parts.append(np.array(table))
-        sizes.append(len(table))
-    found = np.split(shares(np.concatenate(parts), moved[entries]), np.cumsum(sizes)[:-1])
-    return {client: own.scores(one) for (client, own), one in zip(rows.items(), found, strict=True)}
-
-
-def _summed(one: Mapping[int, Vector], other: Mapping[int, Vector]) -> dict[int, Vector]:
-    """Return sums of scores, each change in its own standard deviations."""
-    new = {c: v / max(float(v.std()), 1e-12) for c, v in other.items()}
-    return {c: one.get(c, 0.0) + new.get(c, 0.0) for c in {**one, **new}}
+            table.append(slope.numpy()[entries].astype(np.float32))
+        ends.append(len(table))
+    found = np.split(shares(np.array(table), moved[entries]), ends[:-1])
+    return {
+        client: own.scores(part)
+        for (client, own), part in zip(one.rows.items(), found, strict=True)
+    }
 
 
 def _joined(found: Mapping[int, Vector], coins: Mapping[int, NDArray[np.bool_]]) -> Vector | None:
@@ -204,10 +227,6 @@ def _joined(found: Mapping[int, Vector], coins: Mapping[int, NDArray[np.bool_]])
     if not found:
         return None
     return np.concatenate([found.get(c, np.zeros(own.size)) for c, own in coins.items()])
-
-
-def _finite(change: Model) -> bool:
-    return all(bool(np.isfinite(array).all()) for array in change.values())
 
 
 def _same(one: Model, other: Model) -> bool:

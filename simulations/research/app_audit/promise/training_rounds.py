@@ -64,7 +64,7 @@ def rounds_run(as_is: Transcript) -> int:
     """Return how many rounds the client was asked to train in that was asked most, at least 1."""
     asked: dict[int, set[int]] = {}
     for one in as_is.trainings():
-        if one.inner_reply is not None:
+        if "inner_reply" in one.files:
             asked.setdefault(one.node, set()).add(one.round)
     return max([len(rounds) for rounds in asked.values()], default=1)
 

@@ -14,13 +14,11 @@ from flwr_privacy.simulations.research.audits.evidence import Evidence
 from flwr_privacy.simulations.research.audits.verdicts import LEVEL, holm
 
 from ..findings import CANNOT_TELL, NOT_REFUTED, NOTE, REFUTED, Finding, Table
-from ..processes import run_probe
 from ..target import Target
 from ..transcript import Transcript
-from .canary_runs import CanaryRun, Scores, model_scores, read_runs, server_scores
 from .canary_tests import CoinTest, coin_tests
 from .claims import STATED, Claim, claims_of, mechanisms_of
-from .record_runs import RecordRun, record_scores, run_records
+from .played import Played, with_clients, with_records
 from .structure import (
     MODEL,
     SERVER,
@@ -32,10 +30,7 @@ from .structure import (
 )
 from .training_rounds import TrainingRound, rounds_of, rounds_run, uneven_weights
 
-__all__ = ["COINS", "promise"]
-
-COINS = 200
-"""Coins that a report asks for. Where the time is over before, it has those of whole runs."""
+__all__ = ["promise"]
 
 _UNEVEN = 1.01  # largest weight over the mean, above which it is said
 _MOST = 100.0  # epsilon from which on an estimate says only that there is next to no noise
@@ -93,24 +88,30 @@ def promise(
     for one in claims:
         units.setdefault(one.unit, set()).add(one.neighbours)
     each = seconds / len(units)
-    played: dict[str, _Played] = {}
+    # A claim is about the rounds that were run, and no more of them.
+    whole = as_is.about["ended"] == "whole"
+    until = None if whole else max(one.round for one in as_is.exchanges)
+    played: dict[str, Played] = {}
     if "user" in units:
         opposite = units["user"] == {REPLACE_ONE}
-        played["user"] = _with_clients(target, folder / "clients", each, seed, opposite)
+        played["user"] = with_clients(target, folder / "clients", each, seed, until, opposite)
     if "record" in units:
-        played["record"] = _with_records(
-            run_records(
-                target,
-                folder / "records",
-                delta=max(one.delta for one in claims if one.unit == "record"),
-                pairs=units["record"] == {REPLACE_ONE},
-                function=records,
-                model=model,
-                seconds=each,
-                seed=seed,
-            ),
-            pairs=units["record"] == {REPLACE_ONE},
+        pairs = units["record"] == {REPLACE_ONE}
+        played["record"] = with_records(
+            target,
+            folder / "records",
+            delta=max(one.over(rounds).delta for one in claims if one.unit == "record"),
+            pairs=pairs,
+            function=records,
+            model=model,
+            as_is=as_is,
+            rounds=until,
+            seconds=each,
+            seed=seed,
         )
+    rounds = max(rounds, *(one.rounds for one in played.values()))  # some may have been asked more
+    if claim is None:
+        claims = claims_of(as_is, rounds=rounds, weight=weight)
     heard = [_heard(one, rounds, known, played[one.unit]) for one in claims]
     family = [p for tests, others in heard for p in [*(t.p for t in tests), *(o.p for o in others)]]
     refuted = iter(holm(family, LEVEL))
@@ -132,75 +133,8 @@ def promise(
     return findings
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Played:
-    """What the runs with canaries of one kind gave.
-
-    Parameters
-    ----------
-    scores : sequence of Scores
-        For each of the views that there are.
-    count : int
-        Number of runs.
-    canaries : str
-        What they are, in words.
-    opposite : bool
-        Whether tails are canaries too.
-    why : str
-        Why there are no scores.
-    runs : sequence of CanaryRun
-        What was heard of canary clients.
-    """
-
-    scores: Sequence[Scores]
-    count: int
-    canaries: str
-    opposite: bool
-    why: str
-    runs: Sequence[CanaryRun] = ()
-
-
-def _with_clients(
-    target: Target, folder: Path, seconds: float, seed: int, opposite: bool
-) -> _Played:
-    run_probe(
-        target,
-        folder,
-        seconds=seconds,
-        seed=seed,
-        runs=-(-COINS // target.clients),
-        canaries={"opposite": opposite},
-    )
-    runs = read_runs(folder)
-    error = Transcript(folder / "0").about["error"]
-    why = "No run with canary clients was whole in time: give it more --minutes."
-    views = (model_scores(runs), server_scores(runs)) if runs else ()
-    turned = "one of two opposite ones" if opposite else "there or next to none"
-    return _Played(
-        scores=[one for one in views if one is not None],
-        count=len(runs),
-        canaries=f"of canary clients whose update is {turned}",
-        opposite=opposite,
-        why=f"The runs with canary clients failed: {error}" if error else "" if runs else why,
-        runs=runs,
-    )
-
-
-def _with_records(found: tuple[Sequence[RecordRun], str], pairs: bool) -> _Played:
-    runs, why = found
-    turned = "one of two" if pairs else "there or not"
-    return _Played(
-        scores=record_scores(runs),
-        count=len(runs),
-        canaries=f"of canary records that are {turned} in the clients' data. Whoever guesses knows "
-        "all other records",
-        opposite=pairs,
-        why="" if runs else why,
-    )
-
-
 def _heard(
-    claim: Claim, rounds: int, known: Sequence[TrainingRound], played: _Played
+    claim: Claim, rounds: int, known: Sequence[TrainingRound], played: Played
 ) -> tuple[list[CoinTest], list[Evidence]]:
     """Return the tests of a claim, whatever they say."""
     if not played.scores or _rests_on_the_function(claim, played) or _other_pairs(claim, played):
@@ -216,7 +150,7 @@ def _heard(
 class _Heard:
     """What was heard of one claim: all tests, those that refute it, and what does for certain."""
 
-    played: _Played
+    played: Played
     tests: Sequence[CoinTest]
     against: Sequence[CoinTest | Evidence]
     certain: Sequence[Finding]
@@ -242,7 +176,8 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
     bounds = [test.bound(heard.level) for test in tests]
     bound = max(bounds)
     best = tests[bounds.index(bound)]
-    estimate = best.scores.estimate(claim.delta, opposite=played.opposite)
+    users = claim.unit == "user"
+    estimate = best.scores.estimate(claim.delta, opposite=played.opposite) if users else math.nan
     said = (
         f"{best.correct} of {best.guesses} guesses of coins are right, from "
         f"{'what left the nodes' if best.scores.view == 'server' else 'the models'} alone"
@@ -259,10 +194,10 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
         verdict = REFUTED if certain else CANNOT_TELL
         said = f"{start}. {said}: too little for any bound"
     said += f". {coins} coins in {played.count} runs of all rounds, {played.canaries}."
-    if claim.unit == "user":
+    if users:
         said += f" The one-shot estimate of epsilon is {_estimated(estimate)}: an estimate, and no "
         said += "bound."
-    if verdict == REFUTED and claim.unit == "user" and claim.source == STATED:
+    if verdict == REFUTED and users and claim.source == STATED:
         said += _UNSEEN
     return Finding(
         part="promise",
@@ -287,7 +222,7 @@ def _verdict(name: str, claim: Claim, heard: _Heard) -> Finding:
     )
 
 
-def _why_not(claim: Claim, played: _Played) -> str:
+def _why_not(claim: Claim, played: Played) -> str:
     if _other_pairs(claim, played):
         return "Claims of other neighbours were tested: give this one alone, by --claims."
     if _rests_on_the_function(claim, played):
@@ -295,20 +230,22 @@ def _why_not(claim: Claim, played: _Played) -> str:
             "The app's own function adds noise to its arrays, and canaries replace this function: "
             "what it protects was not tested. Noise in a mod can be."
         )
-    if played.scores and claim.delta > 1 / (2 * played.scores[0].coins.size):
+    if any(claim.view == "server" or one.view == "model" for one in played.scores):
         return "Its delta is too large for the number of coins: nothing could be refuted."
+    if claim.unit == "record":
+        return "The models that were sent out say nothing: there was one, or they fit no module."
     return (
         "No answer with the arrays of a model was heard, or it has fewer entries than there are "
         "clients: there were no canaries."
     )
 
 
-def _other_pairs(claim: Claim, played: _Played) -> bool:
+def _other_pairs(claim: Claim, played: Played) -> bool:
     """Tell whether canary records are not what a claim's neighbours are."""
     return claim.unit == "record" and (claim.neighbours == REPLACE_ONE) != played.opposite
 
 
-def _rests_on_the_function(claim: Claim, played: _Played) -> bool:
+def _rests_on_the_function(claim: Claim, played: Played) -> bool:
     return claim.source == STATED and any(run.own_noise for run in played.runs)
 
 

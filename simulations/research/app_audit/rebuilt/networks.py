@@ -137,7 +137,8 @@ def record_losses(model: nn.Module, inputs: Any, labels: NDArray[Any]) -> Any:
     if not isinstance(outputs, torch.Tensor) or len(outputs) != len(labels):
         raise InvalidParameterError("model", type(outputs).__name__, "one tensor of outputs")
     whole = np.issubdtype(labels.dtype, np.integer)
-    if whole and labels.ndim == 1 and outputs.ndim == 2 and labels.max() < outputs.shape[1]:
+    classes = outputs.shape[1] if outputs.ndim == 2 else 0
+    if whole and labels.ndim == 1 and classes > 1 and labels.max() < classes:
         return functional.cross_entropy(outputs, torch.tensor(labels).long(), reduction="none")
     truth = torch.tensor(labels).double()
     if truth.numel() != outputs.numel():

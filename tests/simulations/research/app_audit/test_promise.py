@@ -18,7 +18,7 @@ from flwr_privacy.simulations.research.app_audit.findings import (
     Finding,
 )
 from flwr_privacy.simulations.research.app_audit.processes import run_probe
-from flwr_privacy.simulations.research.app_audit.promise import verdicts
+from flwr_privacy.simulations.research.app_audit.promise import played
 from flwr_privacy.simulations.research.app_audit.promise.canary_runs import (
     CanaryRun,
     Scores,
@@ -97,7 +97,7 @@ def audited(app: Path, folder: Path, *, clients: int = 10) -> Audited:
 
 @pytest.fixture(autouse=True)
 def few_coins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "COINS", 100)
+    monkeypatch.setattr(played, "COINS", 100)
 
 
 @pytest.fixture(scope="module")

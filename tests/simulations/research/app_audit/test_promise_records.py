@@ -1,15 +1,18 @@
 """Promises about single records: canary records in the data, lies that are refuted, kept ones."""
 
+import pickle
+import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset, TensorDataset
 
 from flwr_privacy.simulations.engines.inline.flower_internals import acting_as_server
 from flwr_privacy.simulations.research.app_audit.findings import (
@@ -25,6 +28,7 @@ from flwr_privacy.simulations.research.app_audit.promise.claims import read_clai
 from flwr_privacy.simulations.research.app_audit.promise.gradient_shares import shares
 from flwr_privacy.simulations.research.app_audit.promise.record_canaries import RecordCanaries
 from flwr_privacy.simulations.research.app_audit.promise.record_parts import (
+    Longer,
     first_group,
     made_of,
     parts_of,
@@ -32,11 +36,12 @@ from flwr_privacy.simulations.research.app_audit.promise.record_parts import (
 )
 from flwr_privacy.simulations.research.app_audit.promise.verdicts import promise
 from flwr_privacy.simulations.research.app_audit.target import Target
+from flwr_privacy.simulations.research.app_audit.transcript import Transcript
 from tests.simulations.research.app_audit.record_apps import written
 
 _LIE = "epsilon=1,delta=1e-5,unit=record"
-_KEPT = 12.3
-"""Epsilon of noise 1 in 8 steps of a quarter of the records, rounded up: see its test."""
+_KEPT = 2.08
+"""Epsilon of noise 2 in 8 steps of a quarter of the records, rounded up: see its test."""
 
 
 @pytest.fixture
@@ -44,9 +49,11 @@ def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fi
     """Return what is said of the promise of an app, after one run of it with 300 coins."""
     monkeypatch.setattr(record_runs, "COINS", 300)
 
-    def audited(app: Path, claim: str, *, records: str | None = None) -> Finding:
+    def audited(
+        app: Path, claim: str, *, records: str | None = None, rounds: int | None = None
+    ) -> Finding:
         target = Target.of(app)
-        as_is = run_probe(target, tmp_path / "as-it-is", seconds=120, seed=0)
+        as_is = run_probe(target, tmp_path / "as-it-is", seconds=120, seed=0, rounds=rounds)
         found = promise(
             target,
             as_is,
@@ -83,11 +90,11 @@ def test_what_opacus_promises_is_not_refuted(tmp_path: Path, audited: Any) -> No
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
-    accountant.history = [(1.0, 0.25, 8)]
-    assert _KEPT - 1 < accountant.get_epsilon(1e-5) < _KEPT
+    accountant.history = [(2.0, 0.25, 8)]
+    assert _KEPT - 0.01 < accountant.get_epsilon(1e-5) < _KEPT
 
     found = audited(
-        written(tmp_path, "noised", noise=1.0), f"epsilon={_KEPT},delta=1e-5,unit=record"
+        written(tmp_path, "noised", noise=2.0), f"epsilon={_KEPT},delta=1e-5,unit=record"
     )
 
     assert found.verdict == NOT_REFUTED
@@ -132,10 +139,20 @@ def test_no_function_of_that_name(tmp_path: Path, audited: Any) -> None:
 
 
 def test_too_many_coins_for_a_delta(tmp_path: Path, audited: Any) -> None:
-    found = audited(written(tmp_path, "loose", rounds=1), "epsilon=1,delta=0.2,unit=record")
+    found = audited(
+        written(tmp_path, "loose", rounds=2), "epsilon=1,delta=0.05,unit=record,per=round"
+    )
 
     assert found.verdict == CANNOT_TELL
-    assert "0.2" in found.said
+    assert "With a delta of 0.1 over the training" in found.said
+
+
+def test_a_claim_is_about_the_rounds_that_were_run(tmp_path: Path, audited: Any) -> None:
+    found = audited(written(tmp_path, "longer", rounds=9), f"{_LIE},per=round", rounds=1)
+
+    played = Transcript(tmp_path / "canaries" / "records" / "0")
+    assert found.numbers["coins"] == 300
+    assert {one.round for one in played.exchanges} == {1}
 
 
 class _Client:
@@ -143,8 +160,9 @@ class _Client:
 
     def __init__(self, canaries: RecordCanaries, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)  # put back afterwards
-        canaries.install(Inside())
+        self.inside = Inside()
         self.canaries = canaries
+        canaries.install(self.inside)
 
     def asked(self, train: Callable[[], Any], *, kind: str = "train", client: int = 0) -> Any:
         got: list[Any] = []
@@ -168,7 +186,7 @@ def _data(size: int = 40) -> TensorDataset:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> _Client:
-    return _Client(RecordCanaries(seed=3, most=8), monkeypatch)
+    return _Client(RecordCanaries(seed=3, most=8, clients=9), monkeypatch)
 
 
 def test_the_loader_that_shuffles_gets_them_and_no_other(client: _Client) -> None:
@@ -209,6 +227,102 @@ def test_a_loader_of_what_has_them_gets_no_more(client: _Client) -> None:
     assert client.asked(train) == 40 + client.canaries.clients[0].coins.sum()
 
 
+def test_a_part_of_what_has_them_gets_no_more(client: _Client) -> None:
+    loader = client.asked(lambda: DataLoader(_data(), batch_size=4, shuffle=True))
+
+    def train() -> list[int]:
+        part = Subset(loader.dataset, range(20))
+        both = ConcatDataset([part, _data(4)])
+        return [len(DataLoader(one, shuffle=True).dataset) for one in (part, both)]
+
+    assert client.asked(train) == [20, 24]
+
+
+def test_a_sampler_of_the_apps_own_would_not_draw_them(client: _Client) -> None:
+    def train() -> int:
+        data = _data()
+        return len(DataLoader(data, sampler=RandomSampler(data)).dataset)
+
+    assert client.asked(train) == 40
+    assert not client.canaries.clients
+
+
+def test_clients_beyond_the_last_one_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = _Client(RecordCanaries(seed=3, most=8, clients=1), monkeypatch)
+
+    def train() -> int:
+        return len(DataLoader(_data(), shuffle=True).dataset)
+
+    assert client.asked(train) > 40
+    assert client.asked(train, client=1) == 40
+
+
+def test_a_function_that_is_called_twice_returns_them_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("an_apps_task")
+    module.__dict__["load"] = lambda: (np.zeros((40, 2)), np.zeros(40, int))
+    monkeypatch.setitem(sys.modules, "an_apps_task", module)
+    canaries = RecordCanaries(seed=3, most=8, clients=9, function="an_apps_task:load")
+    client = _Client(canaries, monkeypatch)
+
+    lengths = client.asked(lambda: [len(module.load()[0]), len(module.load()[1])])
+
+    assert lengths == [40 + canaries.clients[0].coins.sum(), 40]
+    assert client.asked(lambda: len(module.load()[1])) == lengths[0]
+    assert client.asked(lambda: len(module.load()[1]), kind="evaluate") == 40
+
+
+def test_inputs_and_labels_are_found_in_other_types(client: _Client) -> None:
+    whole = [(np.full((2, 2), n, np.uint8), {"y": 0.1 * n, "id": n}) for n in range(40)]
+
+    def train() -> None:
+        records = list(DataLoader(whole, batch_size=None, shuffle=True))
+        inputs = np.array([one[0] for one in records], np.float32).reshape(-1, 4)
+        labels = np.array([[one[1]["y"]] for one in records], np.float32)
+        client.inside.step(inputs, labels, trains=True)
+
+    client.asked(train)
+    read = client.canaries.read
+
+    assert read.inputs.most_common(1)[0][0] == 0
+    assert read.labels.most_common(1)[0][0] == 1
+    assert read.form is not None
+    assert (read.form.shape, read.form.dtype) == ((0, 4), np.float32)
+
+
+def test_a_longer_data_set_is_one_like_before() -> None:
+    data = _Columns()
+    longer = pickle.loads(pickle.dumps(Longer(data, [7, 8])))
+
+    assert [longer[place] for place in range(len(longer))] == [0, 1, 2, 7, 8]
+    assert longer[-1] == 8
+    assert longer["label"] == "a column"
+    assert longer.classes == 3
+    assert not hasattr(longer, "__getitems__")
+
+
+class _Columns:
+    """A data set with columns, and batches of places."""
+
+    classes = 3
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, place: Any) -> Any:
+        return "a column" if place == "label" else place
+
+    def __getitems__(self, places: Any) -> Any:
+        raise AssertionError(places)
+
+
+def test_records_of_several_lengths_are_taken_whole() -> None:
+    records = [{"tokens": list(range(n)), "label": 1} for n in (2, 3, 5)]
+    made = made_of(records, np.random.default_rng(0))
+    assert made["tokens"] in [one["tokens"] for one in records]
+
+
 def test_loaders_in_order_get_them_where_none_shuffles(client: _Client) -> None:
     def train() -> int:
         return len(DataLoader(_data(), batch_size=4).dataset)
@@ -218,7 +332,7 @@ def test_loaders_in_order_get_them_where_none_shuffles(client: _Client) -> None:
 
 
 def test_pairs_do_not_change_the_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = _Client(RecordCanaries(seed=3, most=8, pairs=True), monkeypatch)
+    client = _Client(RecordCanaries(seed=3, most=8, clients=9, pairs=True), monkeypatch)
 
     def train() -> list[Any]:
         return list(DataLoader(_data(), batch_size=None, shuffle=True))
