@@ -40,11 +40,11 @@ def load(partition):
     return DataLoader(data, batch_size=30, shuffle={shuffle})
 
 def train(model, partition):
-    loader = load(partition)
+    loader = {loader}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     model.train()
     {private}
-    for features, labels in {batches}:
+    for features, labels in loader:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(features{changed}), labels).backward()
         optimizer.step()
@@ -56,10 +56,7 @@ _OPACUS = """from opacus import PrivacyEngine
         noise_multiplier={noise}, max_grad_norm=1.0,
     )"""
 
-_ARRAYS = """[(x.detach(), y) for x, y in zip(
-        torch.tensor(load_arrays(partition)[0]).split(30),
-        torch.tensor(load_arrays(partition)[1]).split(30),
-    )]"""
+_ARRAYS = """list(zip(*(torch.tensor(part).split(30) for part in load_arrays(partition))))"""
 
 _CLIENT = """
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -129,7 +126,7 @@ def written(
     task = _TASK.format(
         shuffle=shuffle,
         private="" if noise is None else _OPACUS.format(noise=noise),
-        batches=_ARRAYS if arrays else "loader",
+        loader=_ARRAYS if arrays else "load(partition)",
         changed=changed,
     )
     (app / "pyproject.toml").write_text(_PROJECT.format(name=name, rounds=rounds))

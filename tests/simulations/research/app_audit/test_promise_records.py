@@ -286,7 +286,7 @@ def test_inputs_and_labels_are_found_in_other_types(client: _Client) -> None:
     read = client.canaries.read
 
     assert read.inputs.most_common(1)[0][0] == 0
-    assert read.labels.most_common(1)[0][0] == 1
+    assert read.labels[1] >= 40 > read.labels[2]
     assert read.form is not None
     assert (read.form.shape, read.form.dtype) == ((0, 4), np.float32)
 
