@@ -8,6 +8,8 @@ the change likeliest.
 Source: MacKay, "Bayesian Interpolation", Neural Computation 1992 (the evidence for a ridge).
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,4 +53,4 @@ def _evidence(ridge: float, values: Vector, square: Vector, rest: float, size: i
     """Return the log likelihood of a change, with the likeliest variance of its noise."""
     stretch = values / ridge + 1
     variance = (float((square / stretch).sum()) + rest) / size
-    return -0.5 * float(np.log(stretch).sum()) - 0.5 * size * np.log(max(variance, 1e-300))
+    return -0.5 * float(np.log(stretch).sum()) - 0.5 * size * math.log(max(variance, 1e-300))

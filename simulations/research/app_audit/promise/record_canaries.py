@@ -186,7 +186,7 @@ class RecordCanaries:
                 dataset = dataset if longer is None else longer
             build(loader, dataset, *args, **kwargs)
 
-        DataLoader.__init__ = built  # type: ignore[method-assign]
+        DataLoader.__init__ = built  # type: ignore[assignment,method-assign]
 
     def _may_have_them(self, dataset: Any) -> bool:
         """Tell whether a DataLoader's data set may get canaries: one of each training does."""
