@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from .accounting import accounting
 from .aggregate import aggregate
+from .app_audits import app_audits
 from .calibration import calibration
 from .coded_gradient import coded_gradient
 from .controller import controller
@@ -66,6 +67,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "imports": imports,
     "simulators": simulators,
     "banded-mf": banded_mf,
+    "app-audits": app_audits,
 }
 
 

@@ -2,7 +2,6 @@
 
 from flwr.app import Context
 from flwr.client import NumPyClient
-from flwr.client.mod import quickstart_numpyplus_mod
 from flwr.clientapp import ClientApp
 
 from quickstart_numpy.task import Net, get_weights, load_data, set_weights, test, train
@@ -34,4 +33,4 @@ def client_fn(context: Context):
     return PictureClient(loaders, context.run_config).to_client()
 
 
-app = ClientApp(client_fn=client_fn, mods=[quickstart_numpyplus_mod])
+app = ClientApp(client_fn=client_fn)
