@@ -20,7 +20,7 @@ def pfl_environment() -> Path:
     """
     # The torch that trains on our side, so that both train equally fast.
     torch = f"torch=={version('torch').partition('+')[0]}"
-    return _environment(FOLDER / "pfl", ["pfl[pytorch]==0.5.1", torch])
+    return _environment(FOLDER / "pfl", ["pfl[pytorch]==0.6.0", torch])
 
 
 def _environment(folder: Path, packages: list[str]) -> Path:

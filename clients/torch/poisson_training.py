@@ -23,8 +23,8 @@ from flwr_privacy.clients.node.rehearsal import Generated, rehearse
 from flwr_privacy.wire.message import TRAIN
 
 from .computing import Loss
-from .descent import Descent
 from .given_records import Labels, Records, given_records
+from .gradient_descent.descent import Descent
 from .released import check_model, model_digests
 from .stacked import ModelState
 from .training import check_records

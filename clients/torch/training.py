@@ -18,7 +18,7 @@ from flwr_privacy.clients.node.batched_task import carried_out
 from flwr_privacy.errors import DataError, InvalidParameterError, check_integer
 
 from .computing import Loss, allotted_device, one_thread
-from .descent import Descent
+from .gradient_descent.descent import Descent
 
 __all__ = ["check_records", "evaluate", "get_arrays", "initialise", "set_arrays", "train"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flwr_privacy.clients.node.node_settings import STACK_VARIABLE, stack_mode
-from flwr_privacy.clients.torch.descent import Descent
+from flwr_privacy.clients.torch.gradient_descent.descent import Descent
 from flwr_privacy.errors import InvalidParameterError, NothingTrainedError
 from flwr_privacy.simulations.engines.ray_engine import RayResources
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out

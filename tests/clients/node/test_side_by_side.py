@@ -66,7 +66,7 @@ def assert_same(alone, together):
 @pytest.fixture
 def stacked(monkeypatch):
     """Count the clients whose descents were done together."""
-    from flwr_privacy.clients.torch.descent import Descent
+    from flwr_privacy.clients.torch.gradient_descent.descent import Descent
     from flwr_privacy.clients.torch.gradients_task import GradientsTask
 
     counts = []
@@ -330,7 +330,7 @@ def test_who_comes_to_no_training_is_handed_over_at_once():
 
 
 def test_measured_the_faster_way_is_taken(stacked, monkeypatch):
-    from flwr_privacy.clients.torch.descent import Descent
+    from flwr_privacy.clients.torch.gradient_descent.descent import Descent
 
     slow = Descent.together
     clock = iter(range(10**6))

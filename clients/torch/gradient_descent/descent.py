@@ -18,9 +18,10 @@ from flwr_privacy.clients.node.batched_task import BatchedTask
 from flwr_privacy.errors import check_number
 from flwr_privacy.wire.identity import derive_seed
 
-from .computing import Loss, allotted_device, one_thread, raise_resource_error
-from .stacked import ModelState, filled, name_of, none_in_force, same_loss, stack_of
-from .trainable import note_step
+from ..computing import Loss, allotted_device, one_thread, raise_resource_error
+from ..stacked import ModelState, filled, name_of, none_in_force, same_loss, stack_of
+from ..trainable import note_step
+from .written_out import WrittenOut
 
 __all__ = ["Descent"]
 
@@ -84,10 +85,15 @@ class Descent(BatchedTask[float]):
             parameter.grad = None  # of other work on the model
         last_layer = _last_layer(self._model) if self._perturbation else {}
         noise = torch.Generator().manual_seed(derive_seed(self._seed, "perturbation"))
+        written = None
+        if not self._perturbation:
+            written = WrittenOut.of(self._model, self._loss, inputs, targets)
         total, seen = torch.zeros((), device=self._device), 0
         self.left_out = 0
 
         def backward(batch: Tensor) -> Tensor:
+            if written is not None and written.takes(targets[batch]):
+                return written.backward(inputs[batch], targets[batch])
             value = self._loss(self._model(inputs[batch]), targets[batch])
             objective = value
             if self._perturbation:
@@ -105,8 +111,14 @@ class Descent(BatchedTask[float]):
                 if len(places) == 0:
                     continue
                 batch = places.to(self._device)
-                value = self._tried(backward, batch) if self._total else backward(batch)
-                if value is None:
+                if written is not None and not self._total and written.takes(targets[batch]):
+                    total += len(batch) * written.step(
+                        inputs[batch], targets[batch], self._learning_rate
+                    )
+                    seen += len(batch)
+                    continue
+                tried = self._tried(backward, batch) if self._total else backward(batch)
+                if tried is None:
                     self.left_out += 1
                     for parameter in parameters:
                         parameter.grad = None
@@ -116,7 +128,7 @@ class Descent(BatchedTask[float]):
                         if parameter.grad is not None:
                             parameter.add_(parameter.grad, alpha=-self._learning_rate)
                             parameter.grad = None
-                total += value * len(batch)
+                total += tried * len(batch)
                 seen += len(batch)
         return float(total) / seen if seen else 0.0
 
