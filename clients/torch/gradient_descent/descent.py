@@ -92,7 +92,7 @@ class Descent(BatchedTask[float]):
         self.left_out = 0
 
         def backward(batch: Tensor) -> Tensor:
-            if written is not None and written.takes(targets[batch]):
+            if written is not None:
                 return written.backward(inputs[batch], targets[batch])
             value = self._loss(self._model(inputs[batch]), targets[batch])
             objective = value
@@ -111,10 +111,9 @@ class Descent(BatchedTask[float]):
                 if len(places) == 0:
                     continue
                 batch = places.to(self._device)
-                if written is not None and not self._total and written.takes(targets[batch]):
-                    total += len(batch) * written.step(
-                        inputs[batch], targets[batch], self._learning_rate
-                    )
+                if written is not None and not self._total:
+                    value = written.step(inputs[batch], targets[batch], self._learning_rate)
+                    total.add_(value, alpha=len(batch))
                     seen += len(batch)
                     continue
                 tried = self._tried(backward, batch) if self._total else backward(batch)

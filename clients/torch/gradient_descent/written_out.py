@@ -20,6 +20,7 @@ from ..stacked import name_of, none_in_force
 __all__ = ["WrittenOut"]
 
 _aten: Any = torch.ops.aten
+_MEAN, _LEFT_OUT = 1, -100  # the reduction, and the class that cross entropy leaves out
 
 _Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
 """An activation, and the gradient by its input from that by its output and the output."""
@@ -43,8 +44,7 @@ class _Layer:
 
     def of(self, given: Tensor) -> list[Tensor]:
         """Return what the layer makes of its input, and each activation of that."""
-        weight = self.weight.t()
-        outputs = [given @ weight if self.bias is None else torch.addmm(self.bias, given, weight)]
+        outputs = [functional.linear(given, self.weight, self.bias)]
         for apply, _ in self.activations:
             outputs.append(apply(outputs[-1]))
         return outputs
@@ -96,11 +96,6 @@ class WrittenOut:
         )
         return cls(layers) if fits else None
 
-    @staticmethod
-    def takes(targets: Tensor) -> bool:
-        """Tell whether it is written out for these classes; cross entropy leaves out -100."""
-        return not bool((targets < 0).any())
-
     def step(self, inputs: Tensor, targets: Tensor, learning_rate: float) -> Tensor:
         """Do a step on a batch, in place; return the loss before it."""
         with torch.no_grad():
@@ -133,10 +128,11 @@ class WrittenOut:
             outputs.append(layer.of(given[-1]))
             given.append(outputs[-1][-1])
         logs = torch.log_softmax(given.pop(), 1)
-        value = functional.nll_loss(logs, targets)
-        gradient = logs.exp_()
-        gradient.scatter_add_(1, targets[:, None], -gradient.new_ones((len(targets), 1)))
-        gradient /= len(targets)
+        value, count = _aten.nll_loss_forward(logs, targets, None, _MEAN, _LEFT_OUT)
+        gradient = _aten.nll_loss_backward(
+            torch.ones_like(value), logs, targets, None, _MEAN, _LEFT_OUT, count
+        )
+        gradient = _aten._log_softmax_backward_data(gradient, logs, 1, logs.dtype)
         factors = []
         for number in reversed(range(len(self._layers))):
             layer = self._layers[number]
@@ -177,7 +173,7 @@ def _is_cross_entropy(loss: Loss) -> bool:
     """Tell whether a loss is the mean cross entropy of classes, and torch's own."""
     if type(loss) is nn.CrossEntropyLoss:
         plain = loss.weight is None and loss.reduction == "mean" and loss.label_smoothing == 0
-        return plain and loss.ignore_index < 0 and _nobody_looks_on(loss)
+        return plain and loss.ignore_index == _LEFT_OUT and _nobody_looks_on(loss)
     # Under its name may stand what somebody wrapped around it.
     own = name_of(loss) == "torch.nn.functional.cross_entropy"
     return own and not hasattr(loss, "__wrapped__")
