@@ -33,6 +33,7 @@ from .simulators.rows import simulators
 from .single_exchange import imports, single_exchange
 from .stragglers import stragglers
 from .tiers import tiers
+from .training import training
 
 ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "aggregate": aggregate,
@@ -68,6 +69,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "simulators": simulators,
     "banded-mf": banded_mf,
     "app-audits": app_audits,
+    "training": training,
 }
 
 

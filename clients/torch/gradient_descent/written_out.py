@@ -51,8 +51,8 @@ class _Layer:
 
     def before(self, gradient: Tensor, outputs: list[Tensor]) -> Tensor:
         """Return the gradient by the product, from that by the last activation."""
-        pairs = zip(self.activations, outputs[1:], strict=True)
-        for (_, backward), output in reversed(list(pairs)):
+        # Each multiplies it entry by entry, so their order is of no account.
+        for (_, backward), output in zip(self.activations, outputs[1:], strict=True):
             gradient = backward(gradient, output)
         return gradient
 
