@@ -38,8 +38,8 @@ _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 class _Layer:
     """A linear layer, with the activations that follow it."""
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    weight: Tensor
+    bias: Tensor | None
     activations: tuple[_Activation, ...]
 
     def of(self, given: Tensor) -> list[Tensor]:
