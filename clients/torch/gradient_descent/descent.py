@@ -106,29 +106,27 @@ class Descent(BatchedTask[float]):
             objective.backward()  # type: ignore[no-untyped-call]
             return value.detach()
 
+        def step(batch: Tensor) -> Tensor | None:
+            if written is not None and not self._total:
+                return written.step(inputs[batch], targets[batch], self._learning_rate)
+            value = self._tried(backward, batch) if self._total else backward(batch)
+            with torch.no_grad():
+                for parameter in parameters:
+                    if value is not None and parameter.grad is not None:
+                        parameter.add_(parameter.grad, alpha=-self._learning_rate)
+                    parameter.grad = None
+            return value
+
         with one_thread():
             for places in self._batches:
                 if len(places) == 0:
                     continue
-                batch = places.to(self._device)
-                if written is not None and not self._total:
-                    value = written.step(inputs[batch], targets[batch], self._learning_rate)
-                    total.add_(value, alpha=len(batch))
-                    seen += len(batch)
-                    continue
-                tried = self._tried(backward, batch) if self._total else backward(batch)
-                if tried is None:
+                value = step(places.to(self._device))
+                if value is None:
                     self.left_out += 1
-                    for parameter in parameters:
-                        parameter.grad = None
                     continue
-                with torch.no_grad():
-                    for parameter in parameters:
-                        if parameter.grad is not None:
-                            parameter.add_(parameter.grad, alpha=-self._learning_rate)
-                            parameter.grad = None
-                total += tried * len(batch)
-                seen += len(batch)
+                total.add_(value, alpha=len(places))
+                seen += len(places)
         return float(total) / seen if seen else 0.0
 
     def _tried(self, backward: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor | None:

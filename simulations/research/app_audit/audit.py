@@ -145,7 +145,7 @@ def audit(
                 seconds=s,
                 seed=seed,
                 folder=folder / "canaries",
-                records=canaries,
+                canaries=canaries,
                 model=model,
             ),
         ),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.engines.inline.flower_internals import ClientFunction
@@ -34,6 +34,7 @@ from .record_parts import (
     Row,
     first_group,
     has_more,
+    has_places,
     made_of,
     parts_of,
     replaced,
@@ -190,15 +191,14 @@ class RecordCanaries:
 
     def _may_have_them(self, dataset: Any) -> bool:
         """Tell whether a DataLoader's data set may get canaries: one of each training does."""
-        places = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        if self._client is None or not places or isinstance(dataset, IterableDataset):
+        if self._client is None or not has_places(dataset):
             return False
         return (self._chosen is None or self._chosen is dataset) and not has_more(dataset)
 
     def _in_its_place(self, loader: Any, given: Any, named: Any) -> Longer | None:
         """Return the data set for a DataLoader like this one; None where it gets no canaries."""
         # The app's own sampler would not draw them.
-        own = len(given) > _BEFORE_SAMPLER or any(named.get(name) for name in _SAMPLERS)
+        own = len(given) > _BEFORE_SAMPLER or any(named.get(name) is not None for name in _SAMPLERS)
         if own or not (self._any_order or isinstance(loader.sampler, RandomSampler)):
             return None
         self._chosen = loader.dataset

@@ -15,7 +15,7 @@ __all__ = [
     "Longer",
     "first_group",
     "has_more",
-    "is_dataset",
+    "has_places",
     "made_of",
     "parts_of",
     "replaced",
@@ -59,10 +59,8 @@ def made_of(records: Sequence[Any], draws: np.random.Generator) -> Any:
         return _like_it(
             first, [made_of([one[n] for one in records], draws) for n in range(len(first))]
         )
-    rows = [_numbers(one) for one in records]
-    if any(row is None or row.shape != rows[0].shape for row in rows if rows[0] is not None):
-        rows = [None]
-    if rows[0] is None:
+    rows = [row for one in records if (row := _numbers(one)) is not None]
+    if len(rows) < len(records) or len({row.shape for row in rows}) > 1:
         return records[int(draws.integers(len(records)))]
     table = np.array(rows)
     chosen = draws.integers(len(table), size=(1, *table.shape[1:]))
@@ -127,7 +125,9 @@ def first_group(found: Any) -> Any:
         length = len(found[names[0]])
         same = [n for n in names if _is_array(found[n]) and len(found[n]) == length]
         return Arrays(within=found, names=same)
-    return found if is_dataset(found) else None
+    # Torch's, or one with columns as `datasets` has; a table is none.
+    known = isinstance(found, Dataset) or hasattr(found, "column_names")
+    return found if known and has_places(found) else None
 
 
 def replaced(found: Any, old: Any, new: Any) -> Any:
@@ -180,12 +180,11 @@ def has_more(dataset: Any) -> bool:
     return isinstance(dataset, Longer) or (within is not None and has_more(within))
 
 
-def is_dataset(found: Any) -> bool:
-    """Tell whether it is a Dataset with places: torch's, or one with columns as `datasets` has."""
-    if isinstance(found, IterableDataset):
+def has_places(dataset: Any) -> bool:
+    """Tell whether a data set has its records at places, from 0 on."""
+    if isinstance(dataset, IterableDataset):
         return False
-    places = hasattr(found, "__getitem__") and hasattr(found, "__len__")
-    return places and (isinstance(found, Dataset) or hasattr(found, "column_names"))
+    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
 def _like_it(first: Any, values: Sequence[Any]) -> Any:
@@ -201,10 +200,10 @@ def _numbers(value: Any) -> Row | None:
     """Return a tensor, an array or a number as an array; None for anything else."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
-    if isinstance(value, str | bytes) or value is None:
+    if not isinstance(value, np.ndarray | np.generic | int | float):
         return None
-    found = np.asarray(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
-    return found if found is not None and found.dtype.kind in "biuf" else None
+    found = np.asarray(value)
+    return found if found.dtype.kind in "biuf" else None
 
 
 def _like(first: Any, row: Row) -> Any:

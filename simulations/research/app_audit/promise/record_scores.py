@@ -1,4 +1,4 @@
-"""Scores of canary records, from nothing but what was released, and the file that a run leaves.
+"""Scores of canary records, from nothing but what was released.
 
 A record that is trained on moves the model along its own gradient. So a score is how much of what
 was released is a record's gradient (`gradient_shares`), summed over the rounds; of a pair of

@@ -49,7 +49,7 @@ def promise(
     seconds: float,
     seed: int,
     folder: Path,
-    records: str | None = None,
+    canaries: str | None = None,
     model: str | None = None,
 ) -> list[Finding]:
     """Return what is to be said of an app's promise.
@@ -68,22 +68,27 @@ def promise(
         Of coins and directions, and of what the app draws.
     folder : Path
         Gets the transcripts of the runs.
-    records, model : str, optional
+    canaries, model : str, optional
         "module:function" of the app's function that returns a client's records, which by default
         DataLoaders have; and of a function that returns its torch module.
     """
     rounds, weight = rounds_run(as_is), uneven_weights(as_is)
     mechanisms = mechanisms_of(as_is, weight=weight)
     known = list(rounds_of(as_is))
-    claims = [claim] if claim else claims_of(as_is, rounds=rounds, weight=weight)
+
+    def claimed() -> list[Claim]:
+        """Return the claims over the rounds that were run."""
+        own = [claim] if claim else claims_of(as_is, rounds=rounds, weight=weight)
+        return [_like_the_mechanism(one, [m.neighbours for m in mechanisms]) for one in own]
+
+    claims = claimed()
     findings = [*parameters(mechanisms, rounds), *lonely_sums(known)]
     if weight > _UNEVEN and any(one.view == "model" for one in mechanisms):
         findings.append(_uneven(weight))
     if not claims:
         return [*findings, _no_claim()]
-    if records is not None and all(one.unit == "user" for one in claims):
+    if canaries is not None and all(one.unit == "user" for one in claims):
         findings.append(_no_record_claim())
-    claims = [_like_the_mechanism(one, [m.neighbours for m in mechanisms]) for one in claims]
     units: dict[str, set[str | None]] = {}
     for one in claims:
         units.setdefault(one.unit, set()).add(one.neighbours)
@@ -102,7 +107,7 @@ def promise(
             folder / "records",
             delta=max(one.over(rounds).delta for one in claims if one.unit == "record"),
             pairs=pairs,
-            function=records,
+            function=canaries,
             model=model,
             as_is=as_is,
             rounds=until,
@@ -110,8 +115,7 @@ def promise(
             seed=seed,
         )
     rounds = max(rounds, *(one.rounds for one in played.values()))  # some may have been asked more
-    if claim is None:
-        claims = claims_of(as_is, rounds=rounds, weight=weight)
+    claims = claimed()
     heard = [_heard(one, rounds, known, played[one.unit]) for one in claims]
     family = [p for tests, others in heard for p in [*(t.p for t in tests), *(o.p for o in others)]]
     refuted = iter(holm(family, LEVEL))

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-__all__ = ["written"]
+__all__ = ["PROJECT", "written"]
 
-_PROJECT = """
+PROJECT = """
 [project]
 name = "{name}"
 version = "1.0.0"
@@ -97,7 +97,7 @@ def written(
     app = folder / name
     app.mkdir()
     client = _CLIENT.format(mod=mod, mods=mods, length=length, after=after or "pass")
-    (app / "pyproject.toml").write_text(_PROJECT.format(name=name, rounds=rounds))
+    (app / "pyproject.toml").write_text(PROJECT.format(name=name, rounds=rounds))
     (app / f"{name}_client.py").write_text(client)
     (app / f"{name}_server.py").write_text(_SERVER.format(wrap=wrap or "pass", evaluate=evaluate))
     return app

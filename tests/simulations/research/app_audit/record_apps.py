@@ -2,20 +2,9 @@
 
 from pathlib import Path
 
-__all__ = ["written"]
+from .promise_apps import PROJECT
 
-_PROJECT = """
-[project]
-name = "{name}"
-version = "1.0.0"
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "{name}_server:app"
-clientapp = "{name}_client:app"
-[tool.flwr.app.config]
-num-server-rounds = {rounds}
-"""
+__all__ = ["written"]
 
 _TASK = """
 import numpy as np
@@ -129,7 +118,7 @@ def written(
         loader=_ARRAYS if arrays else "load(partition)",
         changed=changed,
     )
-    (app / "pyproject.toml").write_text(_PROJECT.format(name=name, rounds=rounds))
+    (app / "pyproject.toml").write_text(PROJECT.format(name=name, rounds=rounds))
     (app / f"{name}_task.py").write_text(task)
     (app / f"{name}_client.py").write_text(_CLIENT.format(name=name))
     (app / f"{name}_server.py").write_text(_SERVER.format(name=name))

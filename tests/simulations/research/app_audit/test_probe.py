@@ -113,3 +113,12 @@ def test_an_installed_app_is_found_by_its_name(
     assert Target.of("tests/small").app.name == "small"
     with pytest.raises(InvalidParameterError, match="the folder of a Flower app"):
         Target.of("tests/other")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["quickstart_message", "quickstart_numpy"])
+def test_the_apps_of_the_benchmark_train(name: str, tmp_path: Path) -> None:
+    target = Target.of(Path(__file__).parents[4] / "benchmarks" / "audited" / name)
+    transcript = run_probe(target, tmp_path / "run", seconds=120, seed=0, rounds=1)
+    assert len(list(transcript.trainings())) == 5
+    assert [one.error for one in transcript.exchanges if one.error] == []

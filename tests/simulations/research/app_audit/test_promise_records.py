@@ -61,7 +61,7 @@ def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fi
             seconds=120,
             seed=0,
             folder=tmp_path / "canaries",
-            records=records,
+            canaries=records,
         )
         (verdict,) = (one for one in found if one.name == "the promise")
         return verdict
@@ -238,12 +238,13 @@ def test_a_part_of_what_has_them_gets_no_more(client: _Client) -> None:
     assert client.asked(train) == [20, 24]
 
 
-def test_a_sampler_of_the_apps_own_would_not_draw_them(client: _Client) -> None:
+@pytest.mark.parametrize("sampler", [RandomSampler, lambda data: torch.arange(5), lambda data: []])
+def test_a_sampler_of_the_apps_own_would_not_draw_them(client: _Client, sampler: Any) -> None:
     def train() -> int:
         data = _data()
-        return len(DataLoader(data, sampler=RandomSampler(data)).dataset)
+        return len(DataLoader(data, sampler=sampler(data)).dataset)
 
-    assert client.asked(train) == 40
+    assert client.asked(train) == client.asked(train) == 40
     assert not client.canaries.clients
 
 
