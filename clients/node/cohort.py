@@ -33,7 +33,7 @@ from .dispatch import (
     untold,
 )
 from .node_settings import COHORTS_VARIABLE, may_run_any, stack_mode
-from .records import RecordArrays, copied, decoded, first_array_record, to_record, with_content
+from .records import RecordArrays, decoded, first_array_record, to_record, with_content
 
 __all__ = ["run_cohort"]
 
@@ -275,5 +275,5 @@ def _content_of(client_id: str, content: RecordDict, group: str | None) -> Recor
         if base in own:
             own[base].update(record)
         else:
-            own[base] = copied(record)
+            own[base] = record.copy()
     return RecordDict(own)

@@ -2,10 +2,10 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError
@@ -14,7 +14,6 @@ from flwr_privacy.wire.arrays import HashedArrays, array_digest, decode_npy, enc
 __all__ = [
     "LocalArray",
     "RecordArrays",
-    "copied",
     "decoded",
     "first_array_record",
     "to_record",
@@ -22,8 +21,6 @@ __all__ = [
 ]
 
 _NUMPY = "numpy.ndarray"  # Flower's name for arrays in npy bytes
-
-_Record = TypeVar("_Record", bound=ArrayRecord | ConfigRecord | MetricRecord)
 
 
 class LocalArray(Array):
@@ -148,15 +145,6 @@ def decoded(content: RecordDict) -> RecordDict:
         for name, record in content.items()
     }
     return RecordDict(records)
-
-
-def copied(record: _Record) -> _Record:
-    """Return a shallow copy of a record: replacing its entries leaves `record` unchanged."""
-    made: Any = type(record)()
-    for name, value in record.items():  # one by one: made of a dict, each array would be made anew
-        made[name] = value
-    own: _Record = made
-    return own
 
 
 def _record(arrays: Mapping[str, Array]) -> ArrayRecord:

@@ -27,6 +27,7 @@ __all__ = [
     "DamagedFileError",
     "append",
     "exclusive_lock",
+    "locked_file",
     "node_file",
     "open_private",
     "read_checksummed",
@@ -119,19 +120,21 @@ def write_file(path: Path, parts: Iterable[bytes | bytearray], *, durable: bool)
         _flush_folder(path.parent)
 
 
-def append(path: Path, content: bytes, *, length: int, torn: int = 0, durable: bool) -> None:
-    """Write at the end of a file, which only its owner may read; if that fails, it stays as it was.
+def append(
+    path: Path, descriptor: int, content: bytes, *, length: int, torn: int = 0, durable: bool
+) -> None:
+    """Write at the end of a file that this process has locked; if that fails, it stays as it was.
 
-    Only under a lock of all who write to it. A process that is killed may leave a part at the end.
+    A process that is killed may leave a part at the end.
 
     Parameters
     ----------
-    path : Path
-        The file; its folder is there.
+    path, descriptor
+        The file, and as what `locked_file` has opened it.
     content : bytes
         What comes to its end.
     length : int
-        The bytes that it has; 0 for a new one.
+        The bytes that it has.
     torn : int, default 0
         Bytes behind them that an earlier write has left, which are cut off.
     durable : bool
@@ -142,29 +145,24 @@ def append(path: Path, content: bytes, *, length: int, torn: int = 0, durable: b
     OSError
         If it cannot be written.
     DamagedFileError
-        If it has another length: somebody else writes to it.
+        If it has another length or name: somebody else writes to it, or has removed it.
     """
-    begins = length == 0
-    descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if begins else 0), PRIVATE)
+    if os.fstat(descriptor).st_size != length + torn or not _is(path, descriptor):
+        raise DamagedFileError("was changed by somebody who does not hold its lock")
     try:
-        if os.fstat(descriptor).st_size != length + torn:
-            raise DamagedFileError("was changed by somebody who does not hold its lock")
-        try:
-            if torn:
-                os.ftruncate(descriptor, length)
-            rest, place = memoryview(content), length
-            while rest:
-                written = os.pwrite(descriptor, rest, place)
-                rest, place = rest[written:], place + written
-            if durable:
-                os.fsync(descriptor)
-                if begins:
-                    _flush_folder(path.parent)
-        except OSError:
+        if torn:
             os.ftruncate(descriptor, length)
-            raise
-    finally:
-        os.close(descriptor)
+        rest, place = memoryview(content), length
+        while rest:
+            written = os.pwrite(descriptor, rest, place)
+            rest, place = rest[written:], place + written
+        if durable:
+            os.fsync(descriptor)
+            if length == 0:
+                _flush_folder(path.parent)
+    except OSError:
+        os.ftruncate(descriptor, length)
+        raise
 
 
 def write_all(file: IO[bytes], content: bytes | memoryview) -> None:
@@ -272,16 +270,21 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
 
 
 @contextmanager
-def exclusive_lock(path: Path, *, timeout: float) -> Iterator[None]:
+def exclusive_lock(path: Path, *, timeout: float) -> Iterator[int]:
     """Hold a lock between processes and threads; it is freed when its holder ends.
 
     Parameters
     ----------
     path : Path
-        The lock file, which is created and stays. Not the file that it guards: that one is
-        replaced, and a lock on the old one guards nothing.
+        The lock file, which is created and stays. Not a file that is replaced: a lock on the old
+        one guards nothing (`locked_file`).
     timeout : float
         Seconds to wait for another holder.
+
+    Yields
+    ------
+    int
+        The file's descriptor.
 
     Raises
     ------
@@ -296,12 +299,57 @@ def exclusive_lock(path: Path, *, timeout: float) -> Iterator[None]:
     try:
         _acquire(descriptor, timeout)
         try:
-            yield
+            yield descriptor
         finally:
             # Not by closing alone: a process that was forked meanwhile has a copy.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked_file(path: Path, *, timeout: float) -> Iterator[int]:
+    """Open a file, which is created, and hold a lock on it between processes and threads.
+
+    Where its holder leaves it empty, it is removed. Whoever replaces it holds this lock.
+
+    Parameters
+    ----------
+    path : Path
+        The file. Its folder is there.
+    timeout : float
+        As of `exclusive_lock`.
+
+    Yields
+    ------
+    int
+        Its descriptor, for reading and writing.
+
+    Raises
+    ------
+    TimeoutError, OSError
+        As `exclusive_lock`.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        with exclusive_lock(path, timeout=max(0.0, end - time.monotonic())) as descriptor:
+            # Its last holder may have removed or replaced it: what has that name now counts.
+            if not _is(path, descriptor):
+                continue
+            try:
+                yield descriptor
+            finally:
+                if os.fstat(descriptor).st_size == 0 and _is(path, descriptor):
+                    path.unlink()
+            return
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    """Tell whether a path is the name of an open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _acquire(descriptor: int, timeout: float) -> None:

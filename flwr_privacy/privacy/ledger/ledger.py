@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flwr_privacy.errors import LedgerError, check_number
-from flwr_privacy.wire.files import DamagedFileError, append, exclusive_lock
+from flwr_privacy.wire.files import DamagedFileError, append, locked_file
 
 from .chain import Head
 from .entries import Entry, check_name, now_text
@@ -35,7 +35,7 @@ class Ledger:
     path : str or Path
         The file. Its folder is the operator's and must be there; the file is created by the first
         charge, readable by its owner only. A link is followed, so that all names of a file are one
-        ledger. ``path`` + ``.lock`` beside it stays and must not be removed while a node runs.
+        ledger.
     data_set : str
         Name of the data set: 1 to 128 printable ASCII characters. A file about another is refused.
     durable : bool, default True
@@ -61,8 +61,8 @@ class Ledger:
     A file that is deleted, set back to an older copy, cut, or a copy that is charged instead is
     found by its witness, or by a server that has seen the heads of its experiment. Without either
     it is not. Not covered: somebody who edits it and mends the checksums, unless there is a
-    witness; a hard link, which has another lock; a disk that says it has written what it has not; a
-    folder on a network whose file system has no locks.
+    witness; a disk that says it has written what it has not; a folder on a network whose file
+    system has no locks.
 
     Examples
     --------
@@ -149,13 +149,18 @@ class Ledger:
         return self.view().unanswered()
 
     @contextmanager
-    def held(self, *, timeout: float = 10.0) -> Iterator[None]:
+    def held(self, *, timeout: float = 10.0) -> Iterator[int]:
         """Hold the ledger's lock without reading it; other processes and threads wait.
 
         Parameters
         ----------
         timeout : float, default 10.0
             Seconds to wait for another process or thread.
+
+        Yields
+        ------
+        int
+            Descriptor of the file, which is removed again if it stays empty.
 
         Raises
         ------
@@ -164,14 +169,13 @@ class Ledger:
         """
         check_number("timeout", timeout, minimum=0)
         self._check_folder()
-        # A file of its own: who converts a ledger replaces it, and with it a lock on it.
-        lock = exclusive_lock(self.path.with_name(self.path.name + ".lock"), timeout=timeout)
+        lock = locked_file(self.path, timeout=timeout)
         try:
-            lock.__enter__()
+            descriptor = lock.__enter__()
         except OSError as error:
             raise self._error(f"cannot be opened: {error.strerror}") from error
         try:
-            yield
+            yield descriptor
         finally:
             lock.__exit__(None, None, None)
 
@@ -189,9 +193,9 @@ class Ledger:
         LedgerError
             As `held` and `view`.
         """
-        with self.held(timeout=timeout):
+        with self.held(timeout=timeout) as descriptor:
             # Under the lock: others may have charged since it was read.
-            locked = LockedLedger(self, self._read())
+            locked = LockedLedger(self, self._read(descriptor), descriptor)
             try:
                 yield locked
             finally:
@@ -209,12 +213,12 @@ class Ledger:
         """
         if self.witness is None:
             raise self._error("has no witness, so nothing is known to be missing")
-        with self.held(timeout=timeout):
-            seen, journal = self.witness.seen(), self.read()
+        with self.held(timeout=timeout) as descriptor:
+            seen, journal = self.witness.seen(), self.read(descriptor)
             if seen is None or not self.witness.missing(seen, journal):
                 raise self._error("lacks nothing that a witness has seen: there is no loss")
             loss = Loss(time=now_text(), charges=journal.count, witnessed=seen.charges)
-            self.write(journal, journal.lost(loss))
+            self.write(descriptor, journal, journal.lost(loss))
             return loss
 
     def begin_witness(self, *, timeout: float = 10.0) -> int:
@@ -234,8 +238,13 @@ class Ledger:
             self.witness.write(Seen.of(journal))
             return journal.count
 
-    def read(self) -> Journal:
+    def read(self, descriptor: int | None = None) -> Journal:
         """Return the file's content, whatever a witness has seen.
+
+        Parameters
+        ----------
+        descriptor : int, optional
+            The file, where it is open.
 
         Raises
         ------
@@ -244,16 +253,17 @@ class Ledger:
         """
         content = bytearray()
         try:
-            with self.path.open("rb", buffering=0) as file:
-                content = bytearray(os.fstat(file.fileno()).st_size)
-                del content[file.readinto(content) or 0 :]
+            if descriptor is not None:
+                content = bytearray(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+            else:
+                content = bytearray(self.path.read_bytes())
         except FileNotFoundError:
             self._check_folder()
         except OSError as error:
             raise self._error(f"cannot be read: {error.strerror}") from error
         return Journal(self.path, self.data_set, content)
 
-    def write(self, journal: Journal, lines: bytes) -> None:
+    def write(self, descriptor: int, journal: Journal, lines: bytes) -> None:
         """Write lines at the end of the file, whose lock is held, and tell the witness.
 
         Raises
@@ -266,7 +276,14 @@ class Ledger:
             # Before the file is there: a kill must not leave a ledger that has no witness.
             self.witness.write(Seen.of(journal))
         try:
-            append(self.path, lines, length=length, torn=journal.torn, durable=self.durable)
+            append(
+                self.path,
+                descriptor,
+                lines,
+                length=length,
+                torn=journal.torn,
+                durable=self.durable,
+            )
         except DamagedFileError as error:
             raise self._error(str(error)) from error
         except OSError as error:
@@ -276,12 +293,12 @@ class Ledger:
         if self.witness is not None:
             self.witness.write(Seen.of(journal))
 
-    def _read(self) -> Journal:
+    def _read(self, descriptor: int | None = None) -> Journal:
         if self.witness is None:
-            return self.read()
+            return self.read(descriptor)
         # First: another process may write to both, the ledger first.
         seen = self.witness.seen()
-        journal = self.read()
+        journal = self.read(descriptor)
         self.witness.check(seen, journal)
         return journal
 
@@ -296,10 +313,10 @@ class Ledger:
 class LockedLedger(LedgerView):
     """A locked ledger, as `Ledger.locked` yields it, with what was charged and answered here."""
 
-    def __init__(self, ledger: Ledger, journal: Journal) -> None:
+    def __init__(self, ledger: Ledger, journal: Journal, descriptor: int) -> None:
         super().__init__(journal)
         self._ledger = ledger
-        self._held = True
+        self._descriptor: int | None = descriptor
 
     def charge(self, entry: Entry) -> int:
         """Charge a release before it happens; the entry is written and flushed when this returns.
@@ -340,10 +357,10 @@ class LockedLedger(LedgerView):
             self._write(self._journal.answered(number))
 
     def _write(self, lines: bytes) -> None:
-        if not self._held:
+        if self._descriptor is None:
             raise RuntimeError("the ledger is not held any more: write inside `locked`")
-        self._ledger.write(self._journal, lines)
+        self._ledger.write(self._descriptor, self._journal, lines)
 
     def close(self) -> None:
         """Mark the lock as over: this object can no longer charge."""
-        self._held = False
+        self._descriptor = None

@@ -19,7 +19,6 @@ from flwr.serverapp import Grid
 
 from flwr_privacy.clients.node.context_store import SIMULATED
 from flwr_privacy.clients.node.node_settings import STACK_MODES
-from flwr_privacy.clients.node.records import copied
 from flwr_privacy.errors import check_choice
 
 from .faults import Fault, fault_of
@@ -224,4 +223,4 @@ class InlineGrid(Grid):
 
 def _own_records(content: RecordDict) -> RecordDict:
     # A strategy may send one content to all; a client may write into what it received.
-    return RecordDict({name: copied(record) for name, record in content.items()})
+    return RecordDict({name: record.copy() for name, record in content.items()})

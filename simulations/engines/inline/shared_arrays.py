@@ -21,7 +21,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from flwr_privacy.clients.node.records import LocalArray, RecordArrays, copied
+from flwr_privacy.clients.node.records import LocalArray, RecordArrays
 from flwr_privacy.wire.files import exclusive_lock, write_all
 
 __all__ = ["SharedArrays", "files_of_state", "folder_for_arrays", "place_state"]
@@ -260,7 +260,7 @@ def _replaced(record: ArrayRecord, arrays: Mapping[str, Array]) -> ArrayRecord:
     """Return a record with other arrays; the app may have the given one elsewhere too."""
     if not arrays:
         return record
-    own = copied(record)
+    own = record.copy()
     for name, array in arrays.items():
         own[name] = array
     return own

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from flwr_privacy.clients.node import records
-from flwr_privacy.clients.node.records import LocalArray, RecordArrays, copied, decoded, to_record
+from flwr_privacy.clients.node.records import LocalArray, RecordArrays, decoded, to_record
 from flwr_privacy.wire.arrays import array_digest, digest_of
 from flwr_privacy.wire.message import payload_bytes
 
@@ -64,9 +64,9 @@ def test_a_message_is_decoded_once_and_what_cannot_be_stays_as_it_is() -> None:
         RecordArrays(arrays)["broken"]
 
 
-def test_a_copied_record_has_the_same_arrays_and_entries_of_its_own() -> None:
+def test_a_copy_of_a_record_has_the_same_arrays_and_entries_of_its_own() -> None:
     record = to_record({"w": np.zeros(3)}, local=True)
-    twin = copied(record)
+    twin = record.copy()
     assert twin["w"] is record["w"]
     twin["w"] = Array(np.ones(3))
     np.testing.assert_array_equal(record["w"].numpy(), np.zeros(3))
@@ -78,7 +78,7 @@ def test_a_model_is_hashed_once_for_all_who_have_it(
 ) -> None:
     model = to_record({"w": np.arange(3.0)})
     content = read(RecordDict({"arrays": model}))
-    twins = [RecordArrays(copied(content["arrays"])) for _ in range(2)]
+    twins = [RecordArrays(content["arrays"].copy()) for _ in range(2)]
     assert twins[0].digest("w") == array_digest(np.arange(3.0))
     monkeypatch.setattr(records, "array_digest", lambda _: pytest.fail("hashed again"))
     assert digest_of(twins[1], "w") == twins[0].digest("w")

@@ -7,6 +7,7 @@ from flwr_privacy.wire import files
 from flwr_privacy.wire.files import (
     DamagedFileError,
     exclusive_lock,
+    locked_file,
     read_checksummed,
     write_checksummed,
 )
@@ -101,6 +102,54 @@ def test_a_lock_has_one_holder_at_a_time(path):
     for thread in threads:
         thread.join()
     assert most == [1] * 200
+
+
+def test_a_locked_file_that_is_removed_or_replaced_has_one_holder_at_a_time(path):
+    holders, most, content = [], [], b""
+
+    def work(own: int):
+        nonlocal content
+        for count in range(50):
+            with locked_file(path, timeout=60) as descriptor:
+                holders.append(1)
+                most.append(len(holders))
+                assert os.pread(descriptor, 1000, 0) == content
+                threading.Event().wait(1e-4)
+                if (own + count) % 3 == 0:  # as who converts a ledger does
+                    content += b"x"
+                    other = path.with_name(f"{own}.new")
+                    other.write_bytes(content)
+                    os.replace(other, path)
+                elif (own + count) % 3 == 1:
+                    content = b""
+                    os.ftruncate(descriptor, 0)
+                holders.pop()
+
+    threads = [threading.Thread(target=work, args=(own,)) for own in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 200
+    assert not path.exists() or path.read_bytes() == content != b""
+
+
+def test_a_file_that_stays_empty_is_removed_and_another_in_its_place_is_not(path):
+    with locked_file(path, timeout=0):
+        assert path.read_bytes() == b""
+    assert not path.exists()
+    with locked_file(path, timeout=0):
+        path.unlink()
+        path.touch()
+    assert path.exists()
+    with locked_file(path, timeout=0) as descriptor:
+        os.pwrite(descriptor, b"kept", 0)
+        with (
+            pytest.raises(TimeoutError, match=r"waited 0 s"),
+            locked_file(path, timeout=0),
+        ):
+            pass
+    assert path.read_bytes() == b"kept"
 
 
 def test_a_lock_that_stays_taken_is_named_and_one_that_is_left_can_be_had(path):

@@ -285,7 +285,7 @@ def test_replies_that_simulated_clients_share_are_of_all(tmp_path: Path) -> None
             book.charge(Entry(question=question, scheme="udp", unit="user", charge=charge))
     assert "(all)" in run("show", tmp_path).stdout
     run("prune", tmp_path, "--over", "e", "--yes")
-    assert {file.kind for file in state_files(tmp_path)} == {"ledger", "notes", "locks"}
+    assert {file.kind for file in state_files(tmp_path)} == {"ledger", "notes"}
     stopped = [path.parent.name for path in tmp_path.glob("*.notes/*.stopped")]
     assert sorted(stopped) == ["a.notes", "b.notes"]
 
