@@ -126,7 +126,7 @@ class ACFLClient(EvaluatingClient):
                 name=Question(experiment_id=experiment, phase=SETUP, server_round=0),
                 keeps=ROUND if exact else EXPERIMENT,
             )
-        terms = records.read(GradientTerms, fields)
+        terms = records.read_terms(GradientTerms, fields)
         self._check_terms(terms, fields)
         return Release(
             mechanism=CodedGradient(terms),
@@ -161,7 +161,7 @@ class ACFLClient(EvaluatingClient):
         if phase == SETUP:
             return LocalCodedData(records.read(SetupTerms, fields)).accumulator(arrays)
         if phase == TRAIN:
-            return CodedGradient(records.read(GradientTerms, fields)).accumulator(arrays)
+            return CodedGradient(records.read_terms(GradientTerms, fields)).accumulator(arrays)
         return super().accumulator(phase, arrays, fields)
 
     # -- Data --------------------------------------------------------------------------------

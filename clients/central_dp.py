@@ -57,7 +57,7 @@ class CentralDPClient(EvaluatingClient):
         self, phase: str, arrays: Arrays, fields: Fields, train: Train
     ) -> Release | ProtocolStep:
         """Return the release of a training; of a committee's member the noise that it adds."""
-        terms = records.read(CentralDPTerms, fields)
+        terms = records.read_terms(CentralDPTerms, fields)
         if terms.members and self._store().client_id in terms.members:
             return self._as_member(terms, arrays, fields)
         return Release(
@@ -94,7 +94,7 @@ class CentralDPClient(EvaluatingClient):
         """Return an empty sum of codes for a training."""
         if phase != TRAIN:
             return super().accumulator(phase, arrays, fields)
-        return ClippedUpdate(records.read(CentralDPTerms, fields)).accumulator(arrays)
+        return ClippedUpdate(records.read_terms(CentralDPTerms, fields)).accumulator(arrays)
 
 
 class CentralDPClientApp(SchemeClientApp):

@@ -64,7 +64,7 @@ class UDPClient(EvaluatingClient):
             from .private_steps import release_of_steps  # late: most nodes are not asked for them
 
             return release_of_steps(self._store().client_id, arrays, fields, train)
-        terms = records.read(UDPTerms, fields)
+        terms = records.read_terms(UDPTerms, fields)
         if terms.unit != RECORD_UNIT:
             return Release(
                 mechanism=terms,
@@ -81,7 +81,7 @@ class UDPClient(EvaluatingClient):
         """Return the release of what the client says of a model: counts, or a loss."""
         if is_private(fields):
             return super().release_of_evaluation(arrays, fields, evaluate)
-        terms = records.read(LossTerms, fields)
+        terms = records.read_terms(LossTerms, fields)
         if terms.unit != RECORD_UNIT:
             return Release(mechanism=terms, work=lambda _, __: evaluate())
         return Release(
@@ -98,7 +98,7 @@ class UDPClient(EvaluatingClient):
             from .private_steps import terms_of  # late, as above
 
             return terms_of(fields).accumulator(arrays)
-        return records.read(UDPTerms, fields).accumulator(arrays)
+        return records.read_terms(UDPTerms, fields).accumulator(arrays)
 
 
 class UDPClientApp(SchemeClientApp):

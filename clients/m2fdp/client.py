@@ -114,7 +114,7 @@ class M2FDPClient(EvaluatingClient):
             return average(me, fields)
         if phase == DELIVER:
             return deliver(me, fields)
-        terms = records.read(M2FDPTerms, fields)
+        terms = records.read_terms(M2FDPTerms, fields)
         # Records of its own training are counted instead, where one of them is protected.
         tried = None if terms.unit == "record" else self.rehearsal(arrays, fields, train)
         if terms.hides:

@@ -33,7 +33,7 @@ from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import released_names
 from flwr_privacy.wire.arrays import Arrays
-from flwr_privacy.wire.fields import read, write
+from flwr_privacy.wire.fields import read_terms, write
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.layout import Layout
 from flwr_privacy.wire.message import METRICS, TRAIN, Fields
@@ -97,7 +97,7 @@ class _MixingClient(SchemeClient):
     ) -> Answer:
         """Train, split, and return message 0 (or 1, where the client can take the first step)."""
         round_.forget()
-        terms = read(MSPTerms, fields)
+        terms = read_terms(MSPTerms, fields)
         self._check(terms, fields)
         start = dict(arrays)
         layout = Layout.of(start, released_names(start, terms.keep_back))
@@ -292,7 +292,7 @@ class _Round:
                 if place.get("summed")
                 else "the first message of this round was not summed, so no other is"
             )
-        return read(MSPTerms, place)
+        return read_terms(MSPTerms, place)
 
     def member(self, terms: MSPTerms, size: int) -> Member:
         """Return the client as it was after its last message."""
@@ -320,8 +320,12 @@ class _Round:
         return arrays
 
     def _keep(self, terms: MSPTerms, arrays: dict[str, Vectors], sent: int, weight: int) -> None:
-        own = {"summed": self._summed, "sent": sent, "weight": weight}
-        self._state[_PLACE] = ConfigRecord({**write(terms), **self._name, **own})
+        place = self._state.get(_PLACE)  # of this round, if there is one
+        if not isinstance(place, ConfigRecord):
+            place = ConfigRecord({**write(terms), **self._name, "summed": self._summed})
+        kept = place.copy()  # if the message fails after this, it is forgotten
+        kept["sent"], kept["weight"] = sent, weight
+        self._state[_PLACE] = kept
         self._state[_STATES] = to_record(arrays, local=True)
 
 

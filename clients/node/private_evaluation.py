@@ -54,7 +54,7 @@ class EvaluatingClient(SchemeClient):
         """Return the terms of a private evaluation; by default those of the app's metrics."""
         from flwr_privacy.evaluation.terms import EvaluationTerms  # late: most nodes are not asked
 
-        return records.read(EvaluationTerms, fields)
+        return records.read_terms(EvaluationTerms, fields)
 
     def asked_evaluation(self, fields: Fields) -> "EvaluationTerms":
         """Return the terms of a request, if it is of a private evaluation that suits the scheme.

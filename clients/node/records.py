@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class LocalArray(Array):
 
     def __init__(self, values: NDArray[Any], encoded: bytes | None = None) -> None:
         self.__dict__.update(
-            dtype=str(values.dtype),
+            dtype=_name_of(values.dtype),
             shape=values.shape,
             stype=_NUMPY,
             values=values,
@@ -145,6 +146,11 @@ def decoded(content: RecordDict) -> RecordDict:
         for name, record in content.items()
     }
     return RecordDict(records)
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return str(dtype)  # which takes longer than all else of a LocalArray
 
 
 def _record(arrays: Mapping[str, Array]) -> ArrayRecord:

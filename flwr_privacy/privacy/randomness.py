@@ -46,7 +46,10 @@ class SecureRandom:
     """
 
     def __init__(self) -> None:
-        self._start(os.urandom(_KEY_BYTES), secure=True)
+        self._key: bytes | None = None
+        self._keystream: Any = None  # made by the first who takes from it: many streams are unused
+        self._process = os.getpid()
+        self.secure = True
 
     @classmethod
     def insecure(cls, seed: int, *purpose: str | int) -> "SecureRandom":
@@ -64,8 +67,8 @@ class SecureRandom:
         for part in (seed, *purpose):
             encoded = f"{type(part).__name__}:{part}".encode()
             digest.update(len(encoded).to_bytes(8, "big") + encoded)
-        stream = cls.__new__(cls)
-        stream._start(digest.digest(), secure=False)
+        stream = cls()
+        stream._key, stream.secure = digest.digest(), False
         return stream
 
     def fill(self, out: NDArray[Any]) -> None:
@@ -83,6 +86,8 @@ class SecureRandom:
         """
         if os.getpid() != self._process:
             raise RuntimeError("a SecureRandom cannot be used in a forked process: make a new one")
+        if self._keystream is None:
+            self._keystream = _keystream(os.urandom(_KEY_BYTES) if self._key is None else self._key)
         octets = out.data.cast("B")
         for start in range(0, len(octets), len(_ZEROS)):
             part = octets[start : start + len(_ZEROS)]
@@ -106,7 +111,6 @@ class SecureRandom:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a SecureRandom cannot be pickled or copied: the copy would repeat noise")
 
-    def _start(self, key: bytes, *, secure: bool) -> None:
-        self._keystream = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
-        self._process = os.getpid()
-        self.secure = secure
+
+def _keystream(key: bytes) -> Any:
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()

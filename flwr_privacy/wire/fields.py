@@ -6,12 +6,13 @@ An entry has the name of its field with dashes. Empty strings and lists are left
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import lru_cache
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from flwr_privacy.errors import ProtocolError
 
-__all__ = ["read", "write"]
+__all__ = ["read", "read_terms", "write"]
 
 _Message = TypeVar("_Message")
 
@@ -43,6 +44,39 @@ def read(kind: type[_Message], record: Mapping[str, Any]) -> _Message:
         If an entry is missing or has another type. Entries that the message does not have are
         left alone.
     """
+    return kind(**_values(kind, record))
+
+
+def read_terms(kind: type[_Message], record: Mapping[str, Any]) -> _Message:
+    """Read a message that all clients of a round get alike; it is made once for them.
+
+    Parameters
+    ----------
+    kind : type
+        A frozen dataclass, of which nobody changes a list either. What it holds is no secret: it
+        is kept.
+    record : Mapping
+        As of `read`.
+
+    Raises
+    ------
+    ProtocolError
+        As `read`.
+    """
+    values = _values(kind, record)
+    given = (tuple(v) if type(v) is list else v for v in values.values())
+    made: _Message = _made(kind, tuple(values), tuple(given))
+    return made
+
+
+@lru_cache(maxsize=64)
+def _made(kind: type, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    lists = (list(value) if type(value) is tuple else value for value in values)
+    return kind(**dict(zip(names, lists, strict=True)))
+
+
+def _values(kind: type, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a message's fields, whose types are right."""
     values: dict[str, Any] = {}
     if kind not in _TYPES:
         _TYPES[kind] = get_type_hints(kind)
@@ -60,4 +94,4 @@ def read(kind: type[_Message], record: Mapping[str, Any]) -> _Message:
         if not fits:
             raise ProtocolError(f"the entry '{name}' of {kind.__name__} is no {expected}")
         values[field] = value
-    return kind(**values)
+    return values
