@@ -28,12 +28,14 @@ from .terms import CentralDPTerms
 
 __all__ = ["AddNoise", "CentralMean", "ClippedUpdate", "add_noise"]
 
+_BLOCK = 1 << 20  # samples at a time
+
 AddNoise = Callable[[dict[str, NDArray[np.int64]], CentralDPTerms, SecureRandom], None]
 """Adds the noise of a round to sums of codes."""
 
 
 class _Measured(NamedTuple):
-    """An update as codes, whether clipping left it as it was, and whether the training failed."""
+    """An update (its values may be gone), its codes, and whether the training failed."""
 
     update: Update
     codes: NDArray[Any]
@@ -84,9 +86,9 @@ class ClippedUpdate(Mechanism):
         terms = self.terms
         names, norm = terms.names(start), terms.clipping_norm
         update = Update.between(start, outcome, names, clipping_norm=norm)
-        # A share of noise may leave 32 bits on the way.
-        code: Any = np.int64 if terms.noise == DISTRIBUTED else np.int32
-        out = np.empty(update.vector.size, code)
+        # A share of noise may leave 32 bits on the way; such codes take the vector's place.
+        alone = terms.noise == DISTRIBUTED
+        out: Any = update.vector.view(np.int64) if alone else np.empty(update.vector.size, np.int32)
         return _Measured(update, CodeGrid(terms.grid).encode(update.vector, out))
 
     def failed(self, start: Arrays) -> _Measured:
@@ -132,8 +134,11 @@ def add_noise(
         sigma = update / CodeGrid(terms.grid).step
         if name == COUNT_NAME and count is not None:
             sigma = count / COUNT_GRID.step
-        noise = discrete_gaussian(codes[name].size, sigma, random)
-        codes[name] += noise.reshape(codes[name].shape)
+        flat = codes[name].view()
+        flat.shape = flat.size  # never a copy, as `reshape` may make one: its noise would be lost
+        for start in range(0, flat.size, _BLOCK):  # no second vector for all of it
+            part = flat[start : start + _BLOCK]
+            part += discrete_gaussian(part.size, sigma, random)
 
 
 class CentralMean(EvenMean):

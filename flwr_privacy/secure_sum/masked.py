@@ -8,7 +8,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from flwr_privacy.coding.packing import pack, packed_bytes, unpack
+from flwr_privacy.coding.packing import pack, packed_bytes, unpack_into
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.privacy.averaging import (
     EvenWeights,
@@ -21,12 +21,15 @@ from flwr_privacy.wire.arrays import Arrays
 
 from .settings import Bounds
 
-__all__ = ["MASKED", "MaskedSum", "add_masks", "residues", "values_of", "vector_size"]
+__all__ = ["MASKED", "MaskedSum", "add_masks", "residues", "values_of", "vector_size", "word"]
 
 MASKED = "masked"
 """Name of the array in a client's reply."""
 
+Residues = NDArray[np.unsignedinteger[Any]]
+
 _ZEROS = memoryview(bytes(1 << 16))  # what is encrypted; small enough to stay in the cache
+_BLOCK = 1 << 14  # codes at a time, likewise
 
 
 def word(bits: int) -> np.dtype[Any]:
@@ -42,9 +45,7 @@ def vector_size(mean: WeightedMean) -> int:
     return 1 + sum(math.prod(shape) for shape, _ in mean.template.values())
 
 
-def residues(
-    arrays: Mapping[str, NDArray[np.generic]], weight: int, bounds: Bounds
-) -> NDArray[np.uint64]:
+def residues(arrays: Mapping[str, NDArray[np.generic]], weight: int, bounds: Bounds) -> Residues:
     """Return the vector that a client will mask: its codes times its weight, then the weight.
 
     Parameters
@@ -55,6 +56,11 @@ def residues(
         The client's weight.
     bounds : Bounds
         What codes and weight must keep to.
+
+    Returns
+    -------
+    ndarray of `word`, shape (d,)
+        Residues modulo ``2**bounds.modulus_bits``.
 
     Raises
     ------
@@ -68,7 +74,9 @@ def residues(
             "a value outside",
             f"a whole number from 0 to largest_weight = {bounds.largest_weight}",
         )
-    parts = []
+    kind = word(bounds.modulus_bits)
+    vector = np.empty(1 + sum(codes.size for codes in arrays.values()), kind)
+    place = 0
     for name, codes in arrays.items():
         if not np.issubdtype(codes.dtype, np.signedinteger):
             raise InvalidParameterError(name, str(codes.dtype), "codes on a grid (integers)")
@@ -77,24 +85,30 @@ def residues(
             raise InvalidParameterError(
                 name, "a value outside", f"codes from -{bounds.code_limit} to {bounds.code_limit}"
             )
-        parts.append(flat)
-    # In place: fresh memory takes longer than the sums.
-    weighted = np.concatenate([*parts, np.ones(1, np.int64)], dtype=np.int64)
-    weighted *= weight
-    vector = weighted.view(np.uint64)
-    vector &= np.uint64(2**bounds.modulus_bits - 1)
+        place += _weighted(flat, weight, vector[place:])
+    vector[-1] = weight
+    vector &= kind.type(2**bounds.modulus_bits - 1)
     return vector
 
 
-def add_masks(
-    vector: NDArray[np.uint64], bits: int, masks: Iterable[tuple[bytes, int]]
-) -> NDArray[np.uint64]:
+def _weighted(codes: NDArray[Any], weight: int, out: Residues) -> int:
+    """Write codes times a weight, modulo what a word holds; return their number."""
+    scratch = np.empty(min(_BLOCK, codes.size), np.int64)
+    for start in range(0, codes.size, _BLOCK):
+        part = codes[start : start + _BLOCK]
+        block = scratch[: part.size]  # fresh memory takes longer than the product
+        np.multiply(part, np.int64(weight), out=block)
+        np.copyto(out[start : start + part.size], block, casting="unsafe")  # C's cast wraps
+    return codes.size
+
+
+def add_masks(vector: Residues, bits: int, masks: Iterable[tuple[bytes, int]]) -> Residues:
     """Return a vector plus or minus some masks, modulo ``2**bits``.
 
     Parameters
     ----------
-    vector : (d,) uint64
-        Residues.
+    vector : ndarray of unsigned integers, shape (d,)
+        Residues. They are changed in place if their dtype is `word` of the bits.
     bits : int
         Bits of the modulus.
     masks : iterable of (bytes, int)
@@ -104,13 +118,13 @@ def add_masks(
 
     Examples
     --------
-    >>> vector = np.array([1, 2, 3], np.uint64)
+    >>> vector = np.array([1, 2, 3], np.uint8)
     >>> masked = add_masks(vector, 5, [(b"k" * 32, 1)])
     >>> add_masks(masked, 5, [(b"k" * 32, -1)])
-    array([1, 2, 3], dtype=uint64)
+    array([1, 2, 3], dtype=uint8)
     """
     kind = word(bits)
-    total = vector.astype(kind)  # wraps modulo a multiple of the modulus
+    total = vector.astype(kind, copy=False)  # wraps modulo a multiple of the modulus
     octets = np.empty(len(_ZEROS), np.uint8)
     words = octets.view(kind)
     streams = [
@@ -126,15 +140,17 @@ def add_masks(
         for cipher, combine in streams:
             cipher.update_into(zeros, written)
             combine(block, words[: block.size], out=block)
-    masked = total.astype(np.uint64, copy=False)
-    masked &= np.uint64(2**bits - 1)
-    return masked
+        block &= kind.type(2**bits - 1)
+    return total
 
 
-def values_of(vector: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
+def values_of(vector: Residues, bits: int) -> NDArray[np.int64]:
     """Map residues to the integers from ``-2**(bits - 1)`` to ``2**(bits - 1) - 1``."""
-    shift = np.uint64(64 - bits)
-    return (vector << shift).view(np.int64) >> np.int64(shift)
+    shifted = vector.astype(np.uint64)
+    shifted <<= np.uint64(64 - bits)
+    values = shifted.view(np.int64)
+    values >>= np.int64(64 - bits)
+    return values
 
 
 class MaskedSum(EvenWeights):
@@ -152,18 +168,17 @@ class MaskedSum(EvenWeights):
     Every client counts with weight 1 here; its own weight is inside its vector.
     """
 
-    sum_dtype = np.dtype(np.uint64)
-
     def __init__(self, size: int, bits: int) -> None:
+        self.sum_dtype = word(bits)  # wraps modulo a multiple of the modulus
         packed = np.broadcast_to(np.uint8(0), (packed_bytes(size, bits),))
         super().__init__({MASKED: packed})
         self.size = size
         self.bits = bits
 
     @property
-    def total(self) -> NDArray[np.uint64]:
+    def total(self) -> Residues:
         """The sum so far; its bits beyond the modulus mean nothing."""
-        return self._sums.get(MASKED, np.zeros(self.size, np.uint64))
+        return self._sums.get(MASKED, np.zeros(self.size, self.sum_dtype))
 
     def take(self, client_id: str, arrays: Arrays, metrics: Metrics, weighted_by: str) -> None:
         """Add one reply; all replies' metrics weigh the same."""
@@ -184,7 +199,7 @@ class MaskedSum(EvenWeights):
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the packed sum, and the clients whose vectors are in it."""
-        residue = self.total & np.uint64(2**self.bits - 1)
+        residue = self.total & self.sum_dtype.type(2**self.bits - 1)
         return {MASKED: pack(residue, self.bits)}, super().state()[1]
 
     def from_state(self, arrays: Arrays, fields: Mapping[str, Any]) -> "MaskedSum":
@@ -212,7 +227,9 @@ class MaskedSum(EvenWeights):
     ) -> dict[str, NDArray[Any]]:
         """Return the vector of a reply, or refuse it."""
         packed: Any = super()._fitting(arrays)[MASKED]
+        vector = np.empty(self.size, self.sum_dtype)
         try:
-            return {MASKED: unpack(packed, self.bits, self.size)}
+            unpack_into(packed, self.bits, vector)
         except ValueError as error:
             raise ReplyRefusedError("malformed", str(error)) from error
+        return {MASKED: vector}

@@ -14,14 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from flwr_privacy.coding.shamir import deal
 from flwr_privacy.errors import ProtocolError, RefusedPeersError
 from flwr_privacy.wire.channel import Channel, KeyPair
 
-from .masked import add_masks
+from .masked import Residues, add_masks
 from .messages import Dealt, Invitation, Joined
 from .secrets import KEY, SECRET_BYTES, SEED, Derivation, asked_so_far, halves, words
 
@@ -217,15 +214,15 @@ class Participant:
         session["mask_keys"] = joined.mask_keys
         session["shares"] = [shares[dealer] for dealer in dealers]
 
-    def mask(self, session: str, vector: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+    def mask(self, session: str, vector: Residues, bits: int) -> Residues:
         """Return the client's masked vector; once per session.
 
         Parameters
         ----------
         session : str
             A session that the client has joined.
-        vector : (d,) uint64
-            Residues modulo ``2**bits``.
+        vector : (d,) ndarray of unsigned integers
+            Residues modulo ``2**bits``; those of `residues` are changed in place.
         bits : int
             Bits of the modulus.
 

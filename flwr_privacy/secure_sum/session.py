@@ -13,7 +13,7 @@ from flwr_privacy.wire.channel import KeyPair, check_usable
 
 from .conflicts import Conflict
 from .graph import local_threshold
-from .masked import add_masks, values_of
+from .masked import Residues, add_masks, values_of
 from .messages import Dealt, Invitation, Joined
 from .secrets import (
     DIGEST_BYTES,
@@ -274,13 +274,13 @@ class Session:
         return sorted(damaged)
 
     def open(
-        self, total: NDArray[np.uint64], survivors: Collection[str], asked: bytes = b""
+        self, total: Residues, survivors: Collection[str], asked: bytes = b""
     ) -> NDArray[np.int64]:
         """Remove the masks from a sum.
 
         Parameters
         ----------
-        total : (d,) uint64
+        total : (d,) ndarray of unsigned integers
             Sum of the masked vectors of the survivors.
         survivors : collection of str
             Whose vectors are in it.
@@ -321,7 +321,7 @@ class Session:
                 seed = self._derived.pair_seed(own, mask_key, pair, so_far)
                 masks.append((seed, -1 if peer < client else 1))
         bits = self.bounds.modulus_bits
-        return values_of(add_masks(total, bits, masks), bits)
+        return values_of(add_masks(total.copy(), bits, masks), bits)
 
     def check_survivors(self, survivors: Collection[str]) -> None:
         """Check that enough clients sent a vector to open the sum.

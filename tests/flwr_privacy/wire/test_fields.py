@@ -40,7 +40,14 @@ def test_what_was_written_is_read(reader: Any, left_out: tuple[str, ...]) -> Non
 @pytest.mark.parametrize("reader", [read, read_terms])
 @pytest.mark.parametrize(
     "wrong",
-    [{"norm": 1}, {"rounds": True}, {"rounds": 2.0}, {"names": [1]}, {"names": "a"}, {"block": "3"}],
+    [
+        {"norm": 1},
+        {"rounds": True},
+        {"rounds": 2.0},
+        {"names": [1]},
+        {"names": "a"},
+        {"block": "3"},
+    ],
 )
 def test_another_type_is_refused_also_after_an_equal_value(
     reader: Any, wrong: dict[str, Any]
@@ -64,5 +71,5 @@ def test_terms_that_are_alike_are_made_once_and_others_are_not() -> None:
 
 def test_terms_that_are_not_allowed_are_refused_each_time() -> None:
     for _ in range(2):
-        with pytest.raises(InvalidParameterError, match="norm = -1.0"):
+        with pytest.raises(InvalidParameterError, match=r"norm = -1\.0"):
             read_terms(Terms, RECORD | {"norm": -1.0})
