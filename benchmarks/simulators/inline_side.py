@@ -17,7 +17,6 @@ def main() -> None:
 
     parser = work.parser()
     parser.add_argument("--plan", required=True)
-    parser.add_argument("--stack", required=True)
     asked = parser.parse_args()
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -26,7 +25,6 @@ def main() -> None:
         CLIENT_APP,
         nodes=WORKERS,
         workers=WORKERS,
-        stack=asked.stack,
         run_config={**vars(asked), "virtual": True, "sigma": 0.0},
     )
 

@@ -50,13 +50,11 @@ def _inline(sides: Sides, size: str, *, private: bool) -> Generator[Comparison, 
     loop: list[Report] = []
     pfl: list[Report] = []
     ours: list[Report] = []
-    stacked: list[Report] = []
     for _ in range(TURNS):
         loop.append(sides.loop(size, rounds=ROUNDS[size], private=private))
         pfl.append(sides.pfl(size, rounds=ROUNDS[size], private=private))
         ours += sides.inline(part, size, rounds=ROUNDS[size])
-        stacked += sides.inline(part, size, rounds=ROUNDS[size], stack="yes")
-    check_alike([*loop, *pfl, *ours, *stacked], private=private)
+    check_alike([*loop, *pfl, *ours], private=private)
     what = f"inline, a round of {_named(size, private)}"
     rounds = _seconds(ours)
     yield Comparison(
@@ -65,12 +63,6 @@ def _inline(sides: Sides, size: str, *, private: bool) -> Generator[Comparison, 
         ours=rounds,
         theirs=_seconds(pfl),
         at_least={"S": 1.3, "L": 1.0}[size],
-    )
-    yield Comparison(
-        what=f"{what}, --stack yes",
-        rival=PFL,
-        ours=_seconds(stacked),
-        theirs=_seconds(pfl),
     )
     yield Comparison(
         what=what,

@@ -109,10 +109,10 @@ class Sides(_Sides):
         [report] = self._run(command, size, rounds, sigma=_sigma(private))
         return report
 
-    def inline(self, plan: str, size: str, *, rounds: int, stack: str = "no") -> list[Report]:
+    def inline(self, plan: str, size: str, *, rounds: int) -> list[Report]:
         """Run parts of this library inline, in this order."""
         command = [sys.executable, "-m", f"{__package__}.inline_side"]
-        return self._run(command, size, rounds, plan=plan, stack=stack)
+        return self._run(command, size, rounds, plan=plan)
 
     def _run(self, command: list[str], size: str, rounds: int, **more: float | str) -> list[Report]:
         asked = {

@@ -1,7 +1,6 @@
 """Runs several clients on one node, each with its own identity, partition and state."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -9,7 +8,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr_privacy.errors import (
     ChargedFailureError,
     DeclinedError,
-    InvalidParameterError,
     LedgerError,
     ProtocolError,
 )
@@ -32,7 +30,7 @@ from .dispatch import (
     run_client,
     untold,
 )
-from .node_settings import COHORTS_VARIABLE, may_run_any, stack_mode
+from .node_settings import COHORTS_VARIABLE, may_run_any
 from .records import RecordArrays, decoded, first_array_record, to_record, with_content
 
 __all__ = ["run_cohort"]
@@ -48,8 +46,6 @@ def run_cohort(app: App, header: Header, message: Message, context: Context) -> 
     ------
     ProtocolError
         If the node runs its own client only, the request is a hello, or its round is over.
-    InvalidParameterError
-        If the node's configuration asks for an unknown way of stacking.
     """
     if not may_run_any(context.node_config):
         raise ProtocolError(
@@ -91,31 +87,14 @@ def run_cohort(app: App, header: Header, message: Message, context: Context) -> 
 
     tally = _Tally(cohort)
     collect = _sum if cohort.reply == SUM else _gather
-    outcomes = _outcomes(cohort, outcome, stack_mode(context.node_config))
-    content = collect(header, cohort, mean, tally, outcomes)
+    # A client runs only when its outcome is asked for: its arrays may be those of a model that the
+    # next client fills.
+    content = collect(header, cohort, mean, tally, map(outcome, cohort.clients))
     keepers = _states(context)
     content[COHORT] = ConfigRecord(
         tally.answer([c for c in cohort.clients if c in keepers]).write()
     )
     return content
-
-
-def _outcomes(
-    cohort: Cohort, outcome: Callable[[str], tuple[str, Outcome]], stack: str
-) -> Iterator[tuple[str, Outcome]]:
-    """Yield the outcome of each client; a client runs only when its outcome is requested.
-
-    Its arrays may be those of a model that the next client to go on fills.
-    """
-    if stack == "no":
-        return map(outcome, cohort.clients)
-    try:
-        from .side_by_side import side_by_side  # late: nothing else needs greenlets
-    except ModuleNotFoundError as error:
-        allowed = "no without greenlet: pip install 'flwr-privacy[simulation]'"
-        raise InvalidParameterError("stack", stack, allowed) from error
-    calls = [partial(outcome, client_id) for client_id in cohort.clients]
-    return side_by_side(calls, measure=stack == "auto")
 
 
 def _accumulator(

@@ -20,7 +20,6 @@ from flwr_privacy.clients.certificates.request import opened
 from flwr_privacy.errors import InvalidParameterError, check_integer
 from flwr_privacy.wire.arrays import Arrays
 
-from .batched_task import stand
 from .rehearsal import generated, trial_scope
 
 __all__ = ["RecordLayout", "Trial", "generated_like", "own_data", "trial", "undrawn"]
@@ -140,7 +139,7 @@ def trial(layout: RecordLayout) -> Iterator[Trial]:
     """Open a scope in which `own_data` returns generated records.
 
     What a training draws in it from the global generators of Python, NumPy and torch is put back,
-    so that the training after it draws the same. It goes on by itself, not with other clients'.
+    so that the training after it draws the same.
     """
     rehearsal = Trial(layout)
     with undrawn(), opened(trial_scope, rehearsal):
@@ -173,15 +172,11 @@ def generated_like(model: Arrays) -> dict[str, NDArray[Any]]:
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Open a scope whose draws from the global generators of Python, NumPy and torch do not count.
-
-    A training in it goes on by itself, not with other clients'.
-    """
+    """Open a scope that puts back the global generators of Python, NumPy and torch at its end."""
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - theirs
         torch: Any = sys.modules.get("torch")
         if torch is not None:
             stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(opened(stand, None))
         yield

@@ -4,22 +4,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from flwr_privacy.errors import check_choice
 from flwr_privacy.wire.identity import CLIENT_ID_KEY
 
-__all__ = ["COHORTS_VARIABLE", "STACK_MODES", "STACK_VARIABLE", "may_run_any", "stack_mode"]
+__all__ = ["COHORTS_VARIABLE", "may_run_any"]
 
 COHORTS_VARIABLE = "FLWR_PRIVACY_COHORTS"
 """Environment variable that, set to 1 on a node, lets servers have it run several clients."""
 
-STACK_VARIABLE = "FLWR_PRIVACY_STACK"
-"""Environment variable with one of `STACK_MODES`: whether clients of a cohort train together."""
-
-STACK_MODES = ("no", "yes", "auto")
-"""One by one, together, or whichever a measurement of the first rounds finds to be faster."""
-
 _COHORTS_KEY = "cohorts"  # the same in a node's configuration
-_STACK_KEY = "stack-clients"
 
 
 def may_run_any(node_config: Mapping[str, Any]) -> bool:
@@ -31,15 +23,3 @@ def may_run_any(node_config: Mapping[str, Any]) -> bool:
     if CLIENT_ID_KEY in node_config:
         return False
     return bool(node_config.get(_COHORTS_KEY)) or os.environ.get(COHORTS_VARIABLE) == "1"
-
-
-def stack_mode(node_config: Mapping[str, Any]) -> str:
-    """Return the stack mode of the node's configuration, or else of its environment.
-
-    Raises
-    ------
-    InvalidParameterError
-        If it is none of them.
-    """
-    asked = node_config.get(_STACK_KEY) or os.environ.get(STACK_VARIABLE) or "no"
-    return check_choice("stack", str(asked), STACK_MODES)

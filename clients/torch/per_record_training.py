@@ -30,7 +30,6 @@ from flwr_privacy.clients.certificates.per_record_steps import (
 )
 from flwr_privacy.clients.certificates.request import agreed as agreed_plan
 from flwr_privacy.clients.certificates.request import digests
-from flwr_privacy.clients.node.batched_task import carried_out
 from flwr_privacy.clients.node.rehearsal import Generated, rehearse
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
 from flwr_privacy.wire.message import TRAIN
@@ -38,7 +37,6 @@ from flwr_privacy.wire.message import TRAIN
 from .computing import Loss, allotted_device, one_thread
 from .each_record import CHUNK_BYTES, LARGEST_CHUNK, rehearsed_count
 from .given_records import Labels, Records, given_records
-from .gradients_task import GradientsTask
 from .record_gradients import RecordGradients
 from .released import as_array, check_model, released_tensors
 from .trainable import note_step
@@ -283,7 +281,6 @@ def _descend(
     """
     # The convex bound is one of exact gradients: rounded ones could drive the weights apart.
     exact = plan.bound == "convex"
-    own = model
     if exact:
         model = copy.deepcopy(model).double()
     trainable = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
@@ -313,12 +310,11 @@ def _descend(
         total = {name: torch.zeros_like(w) for name, w in weights.items()}
         for records in np.array_split(batch, -(-len(batch) // size)) if len(batch) else []:
             take = partial(tensors, records)
-            if rehearsed:
-                with one_thread():
-                    chunk = gradients(current, *take())
-            else:
-                chunk = carried_out(GradientsTask(own, gradients, current, take))
             with one_thread():
+                if rehearsed:
+                    chunk = gradients(current, *take())
+                else:
+                    chunk = gradients.of_all(current, take)
                 scales = chunk.scales(copies, plan.clipping_norm)
                 missing = records >= len(labels)
                 # A missing record is in the batch as zeros, so that the others' rounding does not

@@ -18,15 +18,14 @@ from flwr_privacy.clients.certificates.poisson_steps import (
     poisson_batches,
 )
 from flwr_privacy.clients.certificates.request import agreed as agreed_plan
-from flwr_privacy.clients.node.batched_task import carried_out
 from flwr_privacy.clients.node.rehearsal import Generated, rehearse
 from flwr_privacy.wire.message import TRAIN
 
 from .computing import Loss
 from .given_records import Labels, Records, given_records
-from .gradient_descent.descent import Descent
+from .gradient_descent.descent import descend
+from .model_state import unchanged
 from .released import check_model, model_digests
-from .stacked import ModelState
 from .training import check_records
 
 __all__ = ["train_poisson"]
@@ -122,8 +121,8 @@ def train_poisson(
     """
     x, y = given_records(features, labels, TRAIN)
 
-    descend = partial(
-        Descent,
+    descend_on = partial(
+        descend,
         model,
         learning_rate=learning_rate,
         perturbation=perturbation,
@@ -141,16 +140,13 @@ def train_poisson(
     def rehearsal(generated: Generated) -> None:
         expected = math.ceil(agreed().sampling_rate * len(y))
         made = generated(expected)
-        state = ModelState(model)
-        with torch.random.fork_rng(devices=[]):
-            descend(*made, [torch.arange(expected)]).alone()
-        state.put_back()
+        with unchanged(model), torch.random.fork_rng(devices=[]):
+            descend_on(*made, [torch.arange(expected)])
 
     rehearse(TRAIN, x, y, rehearsal)
     plan = agreed()
     before = model_digests(model)
-    descent = descend(x, y, _batches(plan, len(y)), total=True)
-    carried_out(descent)
+    descent = descend_on(x, y, _batches(plan, len(y)), total=True)
     if descent.left_out:
         logger.warning(
             "train_poisson: %d of %d steps were left out: the model or the loss raises, or the "

@@ -19,7 +19,7 @@ of matrices may be in float32 within a block; it is twice as fast.
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,13 +28,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 
 from flwr_privacy.errors import InvalidParameterError
 
 from .computing import Loss
 from .each_record import check_loss, for_each
-from .stacked import filled, same_loss, stack_of
 
 __all__ = ["Gradients", "RecordGradients"]
 
@@ -93,9 +91,9 @@ class Gradients:
     def without(self, records: Tensor) -> "Gradients":
         """Return the same with NaN in place of some records' gradients: a (B,) bool Tensor."""
         return Gradients(
-            whole={name: filled(g, records, math.nan) for name, g in self.whole.items()},
+            whole={name: _filled(g, records, math.nan) for name, g in self.whole.items()},
             outer={
-                name: (filled(d, records, math.nan), filled(x, records, math.nan))
+                name: (_filled(d, records, math.nan), _filled(x, records, math.nan))
                 for name, (d, x) in self.outer.items()
             },
         )
@@ -119,7 +117,7 @@ class Gradients:
 
         def taken(tensor: Tensor, rows: slice) -> Tensor:
             # What is left out may be NaN, which is NaN even 0 times.
-            return filled(tensor[rows], left_out[rows], 0) if some else tensor[rows]
+            return _filled(tensor[rows], left_out[rows], 0) if some else tensor[rows]
 
         for start in range(0, len(weights), _BLOCK):
             rows = slice(start, start + _BLOCK)
@@ -167,7 +165,7 @@ class RecordGradients:
 
     def __init__(self, model: nn.Module, loss: Loss, feature: Tensor, label: Tensor) -> None:
         self._model = model
-        self.loss = loss
+        self._loss = loss
         self._parameters = {name: p.detach() for name, p in model.named_parameters()}
         self._buffers = dict(model.named_buffers())
         self._layers: dict[str, nn.Linear] = {}
@@ -189,7 +187,26 @@ class RecordGradients:
 
         Features and labels are of shape (B, ...).
         """
-        return Gradients(*self._each(self.state(parameters), features, labels))
+        state = {**self._parameters, **self._buffers, **parameters}
+        whole = {name: state[name] for name in self.whole}
+        zeros = {
+            name: state[weight].new_zeros(1, self._layers[name].out_features)
+            for name, weight in zip(self._layers, self.outer, strict=True)
+        }
+        function = vmap(
+            grad(self._record_loss, argnums=(0, 1), has_aux=True),
+            in_dims=(None, None, None, 0, 0),
+            randomness="different",
+        )
+        (gradients, found), inputs = function(whole, zeros, state, features, labels)
+        deltas = {name: delta[:, 0] for name, delta in found.items()}
+        return Gradients(
+            whole=gradients | {bias: deltas[name] for bias, name in self._biases.items()},
+            outer={
+                weight: (deltas[name], inputs[name][:, 0])
+                for name, weight in zip(self._layers, self.outer, strict=True)
+            },
+        )
 
     def of_all(
         self, parameters: Mapping[str, Tensor], take: Callable[[], tuple[Tensor, Tensor]]
@@ -220,62 +237,6 @@ class RecordGradients:
             )
         return found.without(raised) if bool(raised.any()) else found
 
-    def state(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of the model by name, with these values of the trainable ones."""
-        return {**self._parameters, **self._buffers, **parameters}
-
-    def of_clients(
-        self,
-        states: Sequence[Mapping[str, Tensor]],
-        features: Sequence[Tensor],
-        labels: Sequence[Tensor],
-    ) -> list[Gradients]:
-        """Return the gradients of the records of several clients, for each at its own `state`."""
-        each = vmap(self._each, randomness="error")
-        whole, outer = each(
-            stack_of(states),
-            pad_sequence(list(features), batch_first=True),
-            pad_sequence(list(labels), batch_first=True),
-        )
-        return [
-            Gradients(
-                whole={name: tensor[client, : len(own)] for name, tensor in whole.items()},
-                outer={
-                    name: (deltas[client, : len(own)], inputs[client, : len(own)])
-                    for name, (deltas, inputs) in outer.items()
-                },
-            )
-            for client, own in enumerate(labels)
-        ]
-
-    def same_parts(self, other: "RecordGradients") -> bool:
-        """Tell whether the loss is the same, and the gradients have the same parts."""
-        return same_loss(self.loss, other.loss) and (self.whole, self.outer) == (
-            other.whole,
-            other.outer,
-        )
-
-    def _each(
-        self, state: dict[str, Tensor], features: Tensor, labels: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
-        """Return the gradients of some records, as `Gradients` has them."""
-        whole = {name: state[name] for name in self.whole}
-        zeros = {
-            name: state[weight].new_zeros(1, self._layers[name].out_features)
-            for name, weight in zip(self._layers, self.outer, strict=True)
-        }
-        function = vmap(
-            grad(self._record_loss, argnums=(0, 1), has_aux=True),
-            in_dims=(None, None, None, 0, 0),
-            randomness="different",
-        )
-        (gradients, found), inputs = function(whole, zeros, state, features, labels)
-        deltas = {name: delta[:, 0] for name, delta in found.items()}
-        return gradients | {bias: deltas[name] for bias, name in self._biases.items()}, {
-            weight: (deltas[name], inputs[name][:, 0])
-            for name, weight in zip(self._layers, self.outer, strict=True)
-        }
-
     def _record_loss(
         self,
         whole: dict[str, Tensor],
@@ -299,7 +260,7 @@ class RecordGradients:
 
     def _loss_of(self, state: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
         outputs = functional_call(self._model, state, (feature[None],))
-        return self.loss(outputs, label[None]).squeeze()
+        return self._loss(outputs, label[None]).squeeze()
 
     def _probe(self, feature: Tensor, label: Tensor) -> int:
         """Find the linear layers whose weight only takes part in one product with one vector.
@@ -410,6 +371,11 @@ def _fits(inputs: Tensor) -> bool:
     if inputs.dtype != torch.float32 or inputs.device.type != "cpu":
         return False
     return bool(inputs.abs().max() <= _LARGEST_INPUT)
+
+
+def _filled(rows: Tensor, where: Tensor, value: float) -> Tensor:
+    """Return B tensors with one value in place of some of them: a (B,) bool Tensor says which."""
+    return rows.masked_fill(where.view(-1, *[1] * (rows.ndim - 1)), value)
 
 
 def _norms(gradients: Tensor) -> Tensor:

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flwr_privacy.clients.node.batched_task import carried_out
 from flwr_privacy.errors import DataError, InvalidParameterError, check_integer
 
 from .computing import Loss, allotted_device, one_thread
-from .gradient_descent.descent import Descent
+from .gradient_descent.descent import descend
 
 __all__ = ["check_records", "evaluate", "get_arrays", "initialise", "set_arrays", "train"]
 
@@ -147,19 +146,17 @@ def train(
     check_integer("batch_size", batch_size, minimum=1)
     check_records(features, labels)
     batches = _shuffled(len(labels), batch_size, None if steps else epochs, seed)
-    return carried_out(
-        Descent(
-            model,
-            features,
-            labels,
-            islice(batches, steps),
-            learning_rate=learning_rate,
-            perturbation=perturbation,
-            seed=seed,
-            loss=loss,
-            device=device,
-        )
-    )
+    return descend(
+        model,
+        features,
+        labels,
+        islice(batches, steps),
+        learning_rate=learning_rate,
+        perturbation=perturbation,
+        seed=seed,
+        loss=loss,
+        device=device,
+    ).loss
 
 
 def evaluate(

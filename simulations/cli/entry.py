@@ -11,7 +11,7 @@ __all__ = ["EXTRAS", "main"]
 
 EXTRAS = {
     "simulation": (
-        *("cloudpickle", "flwr_datasets", "galois", "greenlet", "jinja2", "matplotlib", "pandas"),
+        *("cloudpickle", "flwr_datasets", "galois", "jinja2", "matplotlib", "pandas"),
         *("PIL", "ray", "sklearn", "threadpoolctl", "torch"),
     ),
     "vision": ("torchvision",),

@@ -71,13 +71,6 @@ def run(
         int | None,
         typer.Option(help="Nodes that run the clients between them; by default one per client."),
     ] = None,
-    stack: Annotated[
-        str | None,
-        typer.Option(
-            help="Whether a worker trains its clients together: no (default), yes or auto (where "
-            "it is measured to be faster). Equal up to rounding."
-        ),
-    ] = None,
     cpus_per_client: Annotated[
         float | None,
         typer.Option(help="CPUs that Ray reserves per node: a whole number; by default 1."),
@@ -115,7 +108,6 @@ def run(
         ),
         port=port,
         test_seed=test_seed,
-        stack=stack,
     )
     of_ray = {
         "--cpus-per-client": cpus_per_client,

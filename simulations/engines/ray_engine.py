@@ -115,9 +115,6 @@ class RaySession:
     test_seed : int, optional
         Seed of what the clients of this package's app draw in secret, for tests: nothing is
         protected.
-    stack : {"no", "yes", "auto"}, optional
-        Whether nodes train the clients that they run together. By default the environment's
-        FLWR_PRIVACY_STACK says it, or else they do not.
 
     Raises
     ------
@@ -134,7 +131,6 @@ class RaySession:
         port: int | None = None,
         log_path: Path | None = None,
         test_seed: int | None = None,
-        stack: str | None = None,
     ) -> None:
         if port is not None:
             check_integer("port", port, minimum=1, maximum=65535)
@@ -142,7 +138,6 @@ class RaySession:
         self._port = port
         self._log_path = log_path
         self._test_seed = test_seed
-        self._stack = stack
         self._superlink: SuperLink | None = None
 
     def __enter__(self) -> Self:
@@ -230,7 +225,6 @@ class RaySession:
                 port=self._port,
                 log_path=self._log_path,
                 test_seed=self._test_seed,
-                stack=self._stack,
             )
         return self._superlink
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import tomli_w
 
-from flwr_privacy.clients.node.node_settings import COHORTS_VARIABLE, STACK_VARIABLE
+from flwr_privacy.clients.node.node_settings import COHORTS_VARIABLE
 from flwr_privacy.errors import EngineError
 
 from .flower_processes import HOST, answers, check_port, environment, executable, free_port, new_run
@@ -47,8 +47,6 @@ class SuperLink:
         File to which all output is appended; by default one in the temporary folder.
     test_seed : int, optional
         What the environment of a new Ray cluster has as TEST_SEED_VARIABLE.
-    stack : str, optional
-        What it has as STACK_VARIABLE; by default what this process has.
 
     Raises
     ------
@@ -67,7 +65,6 @@ class SuperLink:
         port: int | None = None,
         log_path: Path | None = None,
         test_seed: int | None = None,
-        stack: str | None = None,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise EngineError("Ray is not installed: pip install 'flwr-privacy[simulation]'")
@@ -86,8 +83,6 @@ class SuperLink:
         self._environment = _environment(flwr_home, ray_address or f"{HOST}:{ray_port}")
         if test_seed is not None:
             self._environment[TEST_SEED_VARIABLE] = str(test_seed)
-        if stack is not None:
-            self._environment[STACK_VARIABLE] = stack
         commands = [self._superlink_command()]
         ready: Path | None = None
         if ray_address is None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.clients.node.node_settings import STACK_MODES
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.simulations.engines.placement import Machine, check_cpus, check_gpus
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
@@ -58,16 +57,11 @@ class Engine:
         Port of the SuperLink for Ray.
     test_seed : int, optional
         Seed of what the clients draw in secret, for tests: nothing is protected.
-    stack : {"no", "yes", "auto"}, optional
-        Whether a worker trains its clients together (`torch.func.vmap`), which is equal up to
-        rounding; ``"auto"`` measures whether that is faster. By default the environment's
-        FLWR_PRIVACY_STACK says it, or else they are trained one by one.
 
     Raises
     ------
     InvalidParameterError
-        If a value is not allowed, or a Ray cluster that runs already is to get the seed or to
-        stack.
+        If a value is not allowed, or a Ray cluster that runs already is to get the seed.
     """
 
     name: str = "ray"
@@ -75,18 +69,14 @@ class Engine:
     resources: RayResources = field(default_factory=RayResources)
     port: int | None = None
     test_seed: int | None = None
-    stack: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("engine", self.name, ("ray", "inline"))
         if self.test_seed is not None:
             check_integer("--test-seed", self.test_seed, minimum=0)
-        if self.stack is not None:
-            check_choice("--stack", self.stack, STACK_MODES)
-        for option, value in (("--test-seed", self.test_seed), ("--stack", self.stack)):
-            if value is not None and self.resources.ray_address is not None:
+            if self.resources.ray_address is not None:
                 allowed = "none with ray_address: a cluster that runs has an environment of its own"
-                raise InvalidParameterError(option, value, allowed)
+                raise InvalidParameterError("--test-seed", self.test_seed, allowed)
         if self.workers is not None:
             check_integer("workers", self.workers, minimum=1)
         if self.port is not None:
@@ -102,9 +92,6 @@ class Engine:
         """
         clients = settings.clients or DEFAULT_CLIENTS
         if self.workers is None:
-            if self.stack in ("yes", "auto"):
-                allowed = "no without --workers: a node that runs one client has none to stack"
-                raise InvalidParameterError("--stack", self.stack, allowed)
             return clients
         if self.workers > clients:
             allowed = f"at most {clients}, the number of clients"
@@ -198,7 +185,6 @@ def carry_out(
                 port=engine.port,
                 log_path=runs[0].log_path,
                 test_seed=engine.test_seed,
-                stack=engine.stack,
             )
             with kept(*runs, ends=False):
                 stack.enter_context(session)
@@ -245,7 +231,6 @@ def _inline(
         run_config=config,
         state=state,
         insecure_seed=engine.test_seed,
-        stack=engine.stack,
         pool=pool,
     )
 

@@ -79,16 +79,16 @@ class _InTheApp(testing.SchemeConformance):
             strategy=self.app_options,
         )
         inline = RunFolder.create(tmp_path / "inline", settings, engine="inline", nodes=4)
-        stacked = RunFolder.create(tmp_path / "stacked", settings, engine="inline", nodes=2)
+        cohorts = RunFolder.create(tmp_path / "cohorts", settings, engine="inline", nodes=2)
         on_ray = [
             RunFolder.create(tmp_path / f"ray-{nodes}", settings, engine="ray", nodes=nodes)
             for nodes in ((2, 4) if self.alone_on_ray else (2,))
         ]
         carry_out([inline], Engine(name="inline"))
-        carry_out([stacked], Engine(name="inline", workers=2, stack="yes"))
+        carry_out([cohorts], Engine(name="inline", workers=2))
         carry_out(on_ray, Engine(name="ray"))
         models = []
-        for run in (inline, stacked, *on_ray):
+        for run in (inline, cohorts, *on_ray):
             with np.load(run.model_path) as archive:
                 models.append(dict(archive))
             assert [line["accumulated"] for line in run.rounds()[1:]] == [3, 3, 3]

@@ -161,8 +161,6 @@ def test_ctrl_c_is_noted_and_can_be_resumed(command: Command, tmp_path: Path) ->
         (("--set", "strategy.seed=1"), 2, "strategy = ['seed']: expected the scheme's own"),
         (("--cpus-per-client", "0.5"), 2, "CPU shares are whole numbers"),
         (("--workers", "0"), 2, "workers = 0: expected an integer of at least 1"),
-        (("--stack", "yes"), 2, "--stack = 'yes': expected no without --workers"),
-        (("--stack", "maybe", "--workers", "2"), 2, "--stack = 'maybe': expected one of"),
         (("--workers", "9"), 2, "workers = 9: expected at most 4, the number of clients"),
         (("--set", "secure_sum.threshold=5"), 2, "threshold = 5: expected at most the 4 clients"),
         (("--set", "secure_sum.colluders=3"), 2, "expected more than colluders = 3"),

@@ -1,1 +1,1 @@
-"""A client's steps of gradient descent: alone, with other clients', with gradients written out."""
+"""A client's steps of gradient descent: by autograd, or with the gradients written out."""

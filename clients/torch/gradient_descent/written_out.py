@@ -15,7 +15,6 @@ from torch.nn import functional
 from torch.nn.modules import module as modules
 
 from ..computing import Loss
-from ..stacked import name_of, none_in_force
 
 __all__ = ["WrittenOut"]
 
@@ -78,7 +77,7 @@ class WrittenOut:
         classes. Whatever looks on or changes the computation, such as hooks and autocast, is
         autograd's. It does not depend on any value in the records.
         """
-        if not (_is_cross_entropy(loss) and none_in_force() and _nobody_looks_on(model)):
+        if not (_is_cross_entropy(loss) and _in_no_mode() and _nobody_looks_on(model)):
             return None
         layers = _layers_of(list(_flat(model)))
         parameters = list(model.parameters())  # each once
@@ -175,8 +174,16 @@ def _is_cross_entropy(loss: Loss) -> bool:
         plain = loss.weight is None and loss.reduction == "mean" and loss.label_smoothing == 0
         return plain and loss.ignore_index == _LEFT_OUT and _nobody_looks_on(loss)
     # Under its name may stand what somebody wrapped around it.
-    own = name_of(loss) == "torch.nn.functional.cross_entropy"
+    name = (getattr(loss, "__module__", None), getattr(loss, "__qualname__", None))
+    own = name == ("torch.nn.functional", "cross_entropy")
     return own and not hasattr(loss, "__wrapped__")
+
+
+def _in_no_mode() -> bool:
+    """Tell whether autograd records, and no autocast changes types."""
+    return torch.is_grad_enabled() and not any(
+        torch.is_autocast_enabled(device) for device in ("cpu", "cuda")
+    )
 
 
 def _nobody_looks_on(model: nn.Module) -> bool:

@@ -18,8 +18,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flwr_privacy.clients.node.context_store import SIMULATED
-from flwr_privacy.clients.node.node_settings import STACK_MODES
-from flwr_privacy.errors import check_choice
 
 from .faults import Fault, fault_of
 from .flower_internals import assign_message_id, empty_run, over_the_wire
@@ -53,9 +51,6 @@ class InlineGrid(Grid):
         default one that is removed when the grid is closed.
     insecure_seed : int, optional
         Seed of the clients' noise, for tests: nothing is protected then.
-    stack : {"no", "yes", "auto"}, optional
-        Whether a node trains the clients that it runs together. By default the environment's
-        FLWR_PRIVACY_STACK says it, or else it does not.
     pool : WorkerPool, optional
         Runs `client_app`, in place of a pool of its own with `workers` processes; it stays open.
     """
@@ -74,7 +69,6 @@ class InlineGrid(Grid):
         serialise: bool = False,
         state: str | Path | None = None,
         insecure_seed: int | None = None,
-        stack: str | None = None,
         pool: WorkerPool | None = None,
     ) -> None:
         if isinstance(nodes, int):
@@ -100,8 +94,6 @@ class InlineGrid(Grid):
         own: dict[str, Any] = {"privacy-state": str(state), SIMULATED: True}
         if insecure_seed is not None:
             own["insecure-seed"] = insecure_seed
-        if stack is not None:
-            own["stack-clients"] = check_choice("stack", stack, STACK_MODES)
         for node_config in nodes:
             node_id = secrets.randbits(62)  # as random as Flower's: nothing may hang on them
             self._contexts[node_id] = Context(

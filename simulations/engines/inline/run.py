@@ -27,7 +27,6 @@ def run_inline(
     serialise: bool = False,
     state: str | Path | None = None,
     insecure_seed: int | None = None,
-    stack: str | None = None,
     pool: WorkerPool | None = None,
 ) -> None:
     """Run an app to its end.
@@ -52,9 +51,6 @@ def run_inline(
         Folder for what clients keep (ledgers, replies); by default one that is removed at the end.
     insecure_seed : int, optional
         Seed of the clients' noise, for tests: nothing is protected then.
-    stack : {"no", "yes", "auto"}, optional
-        Whether a node trains the clients that it runs together. By default the environment's
-        FLWR_PRIVACY_STACK says it, or else it does not.
     pool : WorkerPool, optional
         Runs `client_app`, in place of a new pool with `workers` processes; it stays open.
 
@@ -72,7 +68,6 @@ def run_inline(
         serialise=serialise,
         state=state,
         insecure_seed=insecure_seed,
-        stack=stack,
         pool=pool,
     )
     run_on(grid, server_app, run_config)

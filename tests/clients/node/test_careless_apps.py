@@ -65,6 +65,26 @@ def test_one_client_of_a_cohort_does_not_take_the_others_down() -> None:
     assert [line["accumulated"] for line in result.history[1:]] == [3, 3, 3]
 
 
+def test_clients_of_a_cohort_may_return_the_arrays_of_one_model() -> None:
+    model = [np.zeros(2, np.float32)]
+
+    class Client(StepClient):
+        def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
+            model[0][:] = parameters[0] + np.float32(self.client)
+            return model, 1, {}
+
+    def client_fn(context: Context) -> Any:
+        return FedAvgClient(Client(int(context.node_config["partition-id"])), context)
+
+    result = run_strategy(
+        make(FedAvg, clients=4, min_available_nodes=1, fraction_evaluate=0),
+        numpy_client_app(client_fn),
+        nodes=1,
+        arrays=record({"w": np.zeros(2, np.float32)}),
+    )
+    np.testing.assert_array_equal(result.arrays["w"].numpy(), [4.5, 4.5])  # 3 times the mean, 1.5
+
+
 def test_flowers_mods_may_stand_before_a_scheme_that_protects_nothing() -> None:
     for nodes, options in ((4, {}), (2, {"clients": 4})):
         app = message_app([message_size_mod, as_mod(FedAvgClient)])

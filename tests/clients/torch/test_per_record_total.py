@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from flwr_privacy.clients.certificates.per_record_loss import asked_loss
 from flwr_privacy.clients.certificates.per_record_steps import PerRecordPlan, asked
-from flwr_privacy.clients.node.side_by_side import side_by_side
 from flwr_privacy.clients.torch import (
     evaluate_per_record,
     get_arrays,
@@ -149,10 +148,9 @@ def test_computed_one_by_one_the_fragile_model_would_give_the_record_away():
     chunk_size=st.integers(1, 13),
     epochs=st.integers(1, 3),
     dtype=st.sampled_from([np.float32, np.float64]),
-    together=st.booleans(),
 )
 def test_one_record_that_misbehaves_moves_the_training_by_at_most_the_sensitivity(
-    kind, data, n, chunk_size, epochs, dtype, together
+    kind, data, n, chunk_size, epochs, dtype
 ):
     index = data.draw(st.integers(0, n - 1))
     batch_size = data.draw(st.sampled_from([None, *range(1, n + 1)]))
@@ -167,13 +165,8 @@ def test_one_record_that_misbehaves_moves_the_training_by_at_most_the_sensitivit
             train_per_record(model, *data, chunk_size=chunk_size)
         return get_arrays(model), request.certificate
 
-    worlds = (features, labels), spoiled(features, labels, index, kind)
-    if together:
-        calls = [lambda data=data: work(data) for data in worlds]
-        made = list(side_by_side(calls))
-    else:
-        made = [work(data) for data in worlds]
-    (first, step), (second, _) = made
+    first, step = work((features, labels))
+    second, _ = work(spoiled(features, labels, index, kind))
     assert all(np.isfinite(array).all() for array in second.values())
     assert difference(first, second) <= step.sensitivity()
     assert not torch._C._functorch.peek_interpreter_stack()  # no transform is left open
@@ -323,40 +316,6 @@ def test_the_node_s_log_says_once_how_many(kind, caplog):
     said = [r.message for r in caplog.records]
     assert len(said) == 1
     assert said[0].startswith("train_per_record: 1 of 20 records counted as zero")
-
-
-@pytest.mark.parametrize("kind", ["nan", "raises"])
-def test_stacked_a_client_s_bad_record_counts_as_zero_and_hurts_nobody(kind):
-    plan = PerRecordPlan(**STEP, epochs=2, batch_size=8)
-
-    def work(client):
-        data = records(16, seed=client)
-        model = initialise(lambda: mlp([6, 8, 3]), 0)
-        with asked(plan) as request:
-            train_per_record(model, *(spoiled(*data, 3, kind) if client == 1 else data))
-        return client, get_arrays(model), request.certificate.sensitivity()
-
-    alone = [work(client) for client in range(4)]
-    calls = [lambda c=c: work(c) for c in range(4)]
-    made = {client: arrays for client, arrays, _ in side_by_side(calls)}
-    for client, arrays, _ in alone:
-        for name, array in arrays.items():
-            np.testing.assert_allclose(made[client][name], array, rtol=2e-5, atol=2e-6)
-
-
-def test_stacked_a_gradient_that_is_not_finite_does_not_end_training_together(monkeypatch, caplog):
-    from flwr_privacy.clients.node import side_by_side as module
-
-    monkeypatch.setattr(module, "_trials", type(module._trials)(module._Trial))
-
-    def work(client):
-        data = spoiled(*records(16, seed=client), 3, "nan")
-        train_per_record(initialise(lambda: mlp([6, 8, 3]), 0), *data, **STEP)
-
-    list(side_by_side([lambda c=c: work(c) for c in range(4)]))
-    (trial,) = module._trials.values()
-    assert trial.alike
-    assert not trial.unfit
 
 
 def test_the_convex_bound_holds_for_a_record_without_a_gradient():

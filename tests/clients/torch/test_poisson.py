@@ -20,7 +20,6 @@ from flwr_privacy.clients.certificates.poisson_steps import (
     poisson_batches,
 )
 from flwr_privacy.clients.certificates.request import digests
-from flwr_privacy.clients.node.side_by_side import side_by_side
 from flwr_privacy.clients.torch import (
     get_arrays,
     initialise,
@@ -392,23 +391,6 @@ def test_a_step_that_fails_is_left_out_and_the_others_are_as_without_it(kind, pe
         optimiser.step()
     for name, array in get_arrays(oracle).items():
         np.testing.assert_allclose(end[name], array, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["nan", "inf", "raises"])
-def test_stacked_a_step_that_fails_is_left_out_for_its_client_alone(kind):
-    def work(client):
-        model = initialise(factory, 0)
-        with asked_steps(PLAN, seeded(client)):
-            train_poisson(
-                model, *(spoiled(kind) if client == 1 else records(40)), learning_rate=0.3
-            )
-        return get_arrays(model)
-
-    alone = [work(client) for client in range(3)]
-    made = dict(side_by_side([lambda c=c: (c, work(c)) for c in range(3)]))
-    for client, arrays in enumerate(alone):
-        for name, array in arrays.items():
-            np.testing.assert_allclose(made[client][name], array, atol=1e-6)
 
 
 def test_a_step_beyond_the_range_of_the_weights_is_left_out():

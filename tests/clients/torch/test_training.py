@@ -106,9 +106,14 @@ def test_set_arrays_names_what_is_wrong():
     assert np.array_equal(get_arrays(model)["1.weight"], arrays["1.weight"])
 
 
-def test_train_equals_torch_optim():
+def normalised():
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("factory", [lambda: mlp([6, 8, 3]), normalised], ids=["mlp", "norm"])
+def test_train_equals_torch_optim(factory):
     features, labels = records()
-    model, oracle = (initialise(lambda: mlp([6, 8, 3]), 0) for _ in range(2))
+    model, oracle = (initialise(factory, 0) for _ in range(2))
     train(model, features, labels, epochs=2, batch_size=16, learning_rate=0.2, seed=9)
     optimiser = torch.optim.SGD(oracle.parameters(), lr=0.2)
     generator = torch.Generator().manual_seed(9)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from flwr_privacy.clients.torch import train
-from flwr_privacy.clients.torch.gradient_descent.descent import Descent
+from flwr_privacy.clients.torch.gradient_descent.descent import Descent, descend
 from flwr_privacy.clients.torch.gradient_descent.written_out import WrittenOut
 from flwr_privacy.clients.torch.models import cnn, mlp
 
@@ -216,13 +216,12 @@ def test_a_step_that_cannot_be_done_is_left_out(bad: int | None) -> None:
     ours, theirs = _made(_images), _made(_images)
     batches = [torch.arange(place, place + 4) for place in range(0, 20, 4)]
 
-    task = _descent(ours, inputs, targets, batches)
-    task.alone()
+    descent = _descent(ours, inputs, targets, batches)
     for batch in batches:
         if 9 not in batch:
             _by_autograd(theirs, inputs[batch], targets[batch], 0.5)
 
-    assert task.left_out == 1
+    assert descent.left_out == 1
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
 
 
@@ -233,13 +232,13 @@ def test_another_record_in_another_step_changes_no_bit() -> None:
     batches = [torch.arange(4), torch.tensor([9]), torch.arange(10, 16)]
     models = [_made(_images), _made(_images)]
     for model, labels in zip(models, (targets, other), strict=True):
-        _descent(model, inputs, labels, batches[:1] + batches[2:]).alone()
+        _descent(model, inputs, labels, batches[:1] + batches[2:])
 
     assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
 
 
 def _descent(model: nn.Module, inputs: Tensor, targets: Tensor, batches: list[Tensor]) -> Descent:
-    return Descent(
+    return descend(
         model,
         inputs.numpy(),
         targets.numpy(),

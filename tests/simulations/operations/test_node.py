@@ -368,7 +368,7 @@ main()
 """
 EXTRA = (
     *("ray", "torch", "torchvision", "sklearn", "galois", "pandas", "matplotlib", "PIL"),
-    *("flwr_datasets", "datasets", "threadpoolctl", "greenlet"),
+    *("flwr_datasets", "datasets", "threadpoolctl"),
 )
 
 
