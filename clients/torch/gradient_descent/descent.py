@@ -77,8 +77,10 @@ def descend(
         parameter.grad = None  # of other work on the model
     # Copies, because a model may change what it gets.
     inputs, targets = (torch.tensor(records, device=device) for records in (features, labels))
-    last_layer = _last_layer(model) if perturbation else {}
-    noise = torch.Generator().manual_seed(derive_seed(seed, "perturbation"))
+    last_layer, noise = {}, None
+    if perturbation:
+        last_layer = _last_layer(model)
+        noise = torch.Generator().manual_seed(derive_seed(seed, "perturbation"))
     written = None if perturbation else WrittenOut.of(model, loss, inputs, targets)
 
     def backward(batch: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -234,8 +235,17 @@ def _start_worker(reference: str, folder: str, workers: int) -> None:
     threads = max(1, (os.cpu_count() or 1) // workers)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is imported
     _keep_freed_memory()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker_folder = folder
     _worker_app = _load(reference)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone: the pipe on which it waits never says so."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _keep_freed_memory() -> None:

@@ -1,9 +1,11 @@
 """Worker processes of the inline engine: arrays in shared files, and workers that die."""
 
+import contextlib
 import copy
 import errno
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -383,3 +385,26 @@ def test_a_folder_that_a_killed_process_left_behind_is_removed_by_the_next(
         assert not left.exists()
         assert mine.is_dir()
     assert not mine.exists()
+
+
+def test_workers_end_with_a_process_that_is_killed() -> None:
+    code = (
+        "import os, signal\n"
+        "from flwr_privacy.simulations.engines.inline.workers import WorkerPool\n"
+        "pool = WorkerPool('dying_app:app', 2)\n"
+        "for worker in pool._workers:\n"
+        "    worker._executor.submit(os.getpid).result()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        killed.communicate(timeout=120)  # until nobody has its output open: its workers have
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.returncode == -signal.SIGKILL
