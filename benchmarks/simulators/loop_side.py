@@ -34,15 +34,14 @@ def _work(
     rank: int, asked: dict[str, Any], shared: nn.Module, sums: list[nn.Module], barrier: Any
 ) -> None:
     torch.set_num_threads(1)
-    data = work.Data(asked["data"])
-    images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
+    task, data = work.TASKS[asked["size"]], work.Data(asked["data"])
     model = work.model_of(asked["size"])
     clock = work.Clock(asked["size"], started=asked["started"])
     noise = torch.Generator().manual_seed(0)
     draws = np.random.default_rng(0)  # the same clients are drawn by both
     own = sums[rank]
     for _ in range(asked["rounds"]):
-        cohort = draws.choice(work.CLIENTS, work.COHORT, replace=False)
+        cohort = draws.choice(task.clients, task.cohort, replace=False)
         with torch.no_grad():
             for total in own.parameters():
                 total.zero_()
@@ -50,11 +49,11 @@ def _work(
             with torch.no_grad():
                 for parameter, start in zip(model.parameters(), shared.parameters(), strict=True):
                     parameter.copy_(start)
-            _train(model, images[client], labels[client])
+            _train(model, *map(torch.from_numpy, data.of(client)), batch=task.batch)
             _add(own, model, shared, clip=asked["sigma"] > 0)
         barrier.wait()
         if rank == 0:
-            _step(shared, sums, asked["sigma"], noise)
+            _step(shared, sums, asked["sigma"], noise, cohort=task.cohort)
             clock.round_ends(shared.state_dict)
         barrier.wait()
     if rank == 0:
@@ -77,23 +76,30 @@ def _add(own: nn.Module, model: nn.Module, shared: nn.Module, *, clip: bool) -> 
 
 
 @torch.no_grad()
-def _step(shared: nn.Module, sums: list[nn.Module], sigma: float, noise: torch.Generator) -> None:
+def _step(
+    shared: nn.Module,
+    sums: list[nn.Module],
+    sigma: float,
+    noise: torch.Generator,
+    *,
+    cohort: int,
+) -> None:
     """Move the shared model by the mean of all clients, with noise on their sum."""
     for start, *totals in zip(
         shared.parameters(), *(own.parameters() for own in sums), strict=True
     ):
         for total in totals:
-            start.add_(total, alpha=1 / work.COHORT)
+            start.add_(total, alpha=1 / cohort)
         if sigma:
             drawn = torch.randn(start.shape, generator=noise)
-            start.add_(drawn, alpha=sigma / work.COHORT)
+            start.add_(drawn, alpha=sigma / cohort)
 
 
-def _train(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+def _train(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int) -> None:
     """Train for one epoch; by hand, which is faster than an optimizer."""
     parameters = list(model.parameters())
-    for batch, classes in zip(images.split(work.BATCH), labels.split(work.BATCH), strict=True):
-        functional.cross_entropy(model(batch), classes).backward()
+    for part, classes in zip(images.split(batch), labels.split(batch), strict=True):
+        functional.cross_entropy(model(part), classes).backward()
         with torch.no_grad():
             for parameter in parameters:
                 parameter.add_(parameter.grad, alpha=-work.LEARNING_RATE)

@@ -46,14 +46,14 @@ class Perceptron(nn.Module):
 class RoundClock(TrainingProcessCallback):
     """Notes the end of each round."""
 
-    def __init__(self, clock: work.Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: work.Clock, cohort: int) -> None:
+        self._clock, self._cohort = clock, cohort
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
         devices = aggregate_metrics[get_num_devices_weight_name(Population.TRAIN)]
-        if devices != work.COHORT:
+        if devices != self._cohort:
             raise RuntimeError(f"{devices} clients were trained")
         self._clock.round_ends(model.pytorch_model.layers.state_dict)
         return False, Metrics()
@@ -66,9 +66,9 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
 
-    data = work.Data(asked.data)
-    images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
-    users = dict(enumerate(zip(images, labels, strict=True)))
+    task, data = work.TASKS[asked.size], work.Data(asked.data)
+    own = (map(torch.from_numpy, data.of(client)) for client in range(task.clients))
+    users = dict(enumerate(map(tuple, own)))
     dataset = FederatedDataset.from_slices(users, get_user_sampler("minimize_reuse", list(users)))
     postprocessors: list[Any] = [WeightByUser()]
     if asked.sigma:
@@ -87,15 +87,15 @@ def main() -> None:
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=asked.rounds,
             evaluation_frequency=asked.rounds,  # it evaluates in the first round, come what may
-            train_cohort_size=work.COHORT,
+            train_cohort_size=task.cohort,
             val_cohort_size=0,
         ),
         model_train_params=NNTrainHyperParams(
             local_learning_rate=work.LEARNING_RATE,
             local_num_epochs=1,
-            local_batch_size=work.BATCH,
+            local_batch_size=task.batch,
         ),
-        callbacks=[RoundClock(clock)],
+        callbacks=[RoundClock(clock, task.cohort)],
         send_metrics_to_platform=False,  # which would print them
     )
     if get_ops().distributed.global_rank == 0:

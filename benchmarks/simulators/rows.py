@@ -9,18 +9,32 @@ from .sides import Report, Sides, check_alike, ray_sides
 
 __all__ = ["simulators"]
 
-SETTINGS = [("S", False), ("S", True), ("L", False), ("L", True)]  # the model, and central DP
-ROUNDS = {"S": 22, "L": 7}
+SETTINGS = [(size, private) for size in ("S", "L", "tiny", "ResNet") for private in (False, True)]
+"""The tasks, each with central DP and without."""
+
+RAY_SETTINGS = SETTINGS[:4]
+ROUNDS = {"S": 22, "L": 7, "tiny": 5, "ResNet": 4}
 RAY_ROUNDS = {"S": 10, "L": 6}
 TURNS = 2
-SCHEMES = {"udp": ("UDP", 1.3), "mspdq": ("MSPDQ, four steps", 2.0), "m2fdp": ("M2FDP", 1.3)}
+OVER_PFL = {"S": 1.3, "L": 1.1}
+OVER_LOOP = {("S", False): 1.6, ("L", False): 1.25}
+OVER_FLOWER = {"S": 6.0, "L": 3.0}
+SCHEMES = {
+    "udp": ("UDP", 1.5),
+    "mspdq": ("MSPDQ, four steps", 3.0),
+    "m2fdp": ("M2FDP", 1.5),
+    "secure-sum": ("FedAvg under a secure sum", None),
+}
 SCHEME_ROUNDS, SCHEME_TURNS = 6, 2
 
 PFL = "pfl-research, 2 processes"
 
 
 def simulators() -> Iterator[Comparison]:
-    """Compare simulators on the same work: 1000 clients x 60 images, 50 of them a round."""
+    """Compare simulators on the same work: 1000 clients x 60 images, 50 of them a round.
+
+    The rows "tiny" have 1000 clients a round with a batch each, the rows "ResNet" 4 with ResNet-18.
+    """
     with tempfile.TemporaryDirectory(prefix="flwr-privacy-") as name:
         folder = Path(name)
         sides = Sides(folder)
@@ -29,7 +43,7 @@ def simulators() -> Iterator[Comparison]:
             pfl[size, private] = yield from _inline(sides, size, private=private)
         yield from _schemes(sides)
         with ray_sides(folder) as ray:
-            for size, private in SETTINGS:
+            for size, private in RAY_SETTINGS:
                 flower = ray.flower(size, rounds=RAY_ROUNDS[size], private=private)
                 ours = ray.ours(size, rounds=RAY_ROUNDS[size], private=private)
                 check_alike([flower, ours], private=private)
@@ -39,7 +53,7 @@ def simulators() -> Iterator[Comparison]:
                     rival="plain Flower, `flwr run`, 1000 SuperNodes",
                     ours=ours.seconds,
                     theirs=flower.seconds,
-                    at_least={"S": 5.0, "L": 3.0}[size],
+                    at_least=OVER_FLOWER[size],
                 )
                 yield Comparison(what=what, rival=PFL, ours=ours.seconds, theirs=pfl[size, private])
 
@@ -62,13 +76,20 @@ def _inline(sides: Sides, size: str, *, private: bool) -> Generator[Comparison, 
         rival=PFL,
         ours=rounds,
         theirs=_seconds(pfl),
-        at_least={"S": 1.3, "L": 1.0}[size],
+        at_least=OVER_PFL.get(size),
+    )
+    yield Comparison(
+        what=f"{what}, CPU",
+        rival=PFL,
+        ours=[report.cpu for report in ours],
+        theirs=[report.cpu for report in pfl],
     )
     yield Comparison(
         what=what,
         rival="a loop in plain PyTorch, 2 processes",
         ours=rounds,
         theirs=_seconds(loop),
+        at_most=OVER_LOOP.get((size, private)),
     )
     if not private:
         yield Comparison(

@@ -62,7 +62,7 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory(prefix="flwr-privacy-") as name:
         folder = Path(name)
         (folder / "state").mkdir()
-        work.write_images(folder / "images.npz")
+        work.write_images(folder / "images.npz", SIZE)
 
         @server_app.main()
         def train(grid: Any, context: Any) -> None:

@@ -41,6 +41,8 @@ class Report:
         Seconds from its start to the end of the first round.
     rounds : list of float
         Seconds of each round from the second on.
+    cpu : float
+        CPU seconds of all its processes in a round, on average from the third round on.
     losses : list of float
         Loss of the model to start from, and after each of the first rounds.
     moved : float
@@ -50,6 +52,7 @@ class Report:
     part: str
     first: float
     rounds: list[float]
+    cpu: float
     losses: list[float]
     moved: float
 
@@ -81,10 +84,15 @@ def check_alike(reports: list[Report], *, private: bool) -> None:
 
 class _Sides:
     def __init__(self, folder: Path) -> None:
-        self._data = folder / "images.npz"
+        self._folder = folder
         self._out = folder / "reports.jsonl"
-        if not self._data.exists():
-            work.write_images(self._data)
+
+    def _data(self, size: str) -> Path:
+        """Return the file with the images of a task."""
+        path = self._folder / f"{size}.npz"
+        if not path.exists():
+            work.write_images(path, size)
+        return path
 
     def _reports(self) -> list[Report]:
         lines = self._out.read_text(encoding="utf-8").splitlines()
@@ -98,7 +106,7 @@ class Sides(_Sides):
     def loop(self, size: str, *, rounds: int, private: bool) -> Report:
         """Run a loop in plain PyTorch."""
         command = [sys.executable, "-m", f"{__package__}.loop_side"]
-        [report] = self._run(command, size, rounds, sigma=_sigma(private))
+        [report] = self._run(command, size, rounds, sigma=_sigma(size, private=private))
         return report
 
     def pfl(self, size: str, *, rounds: int, private: bool) -> Report:
@@ -106,7 +114,7 @@ class Sides(_Sides):
         torchrun = str(pfl_environment() / "bin" / "torchrun")
         command = [torchrun, "--standalone", "--nnodes=1", f"--nproc_per_node={WORKERS}"]
         command += [str(HERE / "pfl_side.py")]
-        [report] = self._run(command, size, rounds, sigma=_sigma(private))
+        [report] = self._run(command, size, rounds, sigma=_sigma(size, private=private))
         return report
 
     def inline(self, plan: str, size: str, *, rounds: int) -> list[Report]:
@@ -117,7 +125,7 @@ class Sides(_Sides):
     def _run(self, command: list[str], size: str, rounds: int, **more: float | str) -> list[Report]:
         asked = {
             "started": time.time(),
-            "data": self._data,
+            "data": self._data(size),
             "out": self._out,
             "size": size,
             "rounds": rounds,
@@ -137,7 +145,8 @@ class RaySides(_Sides):
     def flower(self, size: str, *, rounds: int, private: bool) -> Report:
         """Run Flower's own strategy on a SuperNode per client."""
         part = "flower-dp" if private else "flower"
-        return self._ray(part, size, rounds, nodes=work.CLIENTS, sigma=_sigma(private))
+        nodes = work.TASKS[size].clients
+        return self._ray(part, size, rounds, nodes=nodes, sigma=_sigma(size, private=private))
 
     def ours(self, size: str, *, rounds: int, private: bool) -> Report:
         """Run ours on two SuperNodes, which play all clients."""
@@ -150,8 +159,8 @@ class RaySides(_Sides):
             "size": size,
             "rounds": rounds,
             "sigma": sigma,
-            "virtual": nodes != work.CLIENTS,
-            "data": str(self._data),
+            "virtual": nodes != work.TASKS[size].clients,
+            "data": str(self._data(size)),
             "out": str(self._out),
             "started": time.time(),
         }
@@ -176,7 +185,7 @@ def ray_sides(folder: Path) -> Iterator[RaySides]:
         os.environ.update(before)
 
 
-def _sigma(private: bool) -> float:
+def _sigma(size: str, *, private: bool) -> float:
     """Return the standard deviation of the noise that our server adds to a sum of updates."""
     if not private:
         return 0.0
@@ -186,7 +195,7 @@ def _sigma(private: bool) -> float:
         epsilon=work.EPSILON,
         delta=work.DELTA,
         rounds=work.BUDGETED_ROUNDS,
-        q=work.COHORT / work.CLIENTS,
+        q=work.TASKS[size].cohort / work.TASKS[size].clients,
     )
     return schedule.update_noise_multiplier * sensitivity(
         work.CLIPPING_NORM, neighbours=schedule.relation

@@ -45,17 +45,17 @@ app = ClientApp(mods=[scheme_mod])
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train on this client's images for one epoch."""
-    model = _model(str(context.run_config["size"]))
+    size = str(context.run_config["size"])
+    model = _model(size)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     data = _data(str(context.run_config["data"]))
     client = int(context.node_config["partition-id"])
-    own = client % len(data.images)  # more clients than sets of images share them
-    images, labels = data.images[own], data.labels[own]
+    images, labels = data.of(client)
     train_by_library(
         model,
         images,
         labels,
-        batch_size=work.BATCH,
+        batch_size=work.TASKS[size].batch,
         learning_rate=work.LEARNING_RATE,
         seed=client,
         device="cpu",
@@ -63,7 +63,7 @@ def train(message: Message, context: Context) -> Message:
     content = RecordDict(
         {
             "arrays": ArrayRecord(model.state_dict()),
-            "metrics": MetricRecord({"num-examples": work.IMAGES}),
+            "metrics": MetricRecord({"num-examples": len(labels)}),
         }
     )
     return Message(content, reply_to=message)

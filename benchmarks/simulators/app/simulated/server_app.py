@@ -3,12 +3,14 @@
 flower       Flower's FedAvg, a node per client
 flower-dp    the same in Flower's wrapper for central DP with fixed clipping
 fedavg       this library's FedAvg
+secure-sum   the same under a secure sum
 central-dp   its central DP with a trusted server
 udp          UDP at user level
 mspdq        MSPDQ with four mixing steps
 m2fdp        M2FDP over a tree of ten aggregators, half of them trusted
 """
 
+from functools import partial
 from typing import Any
 
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
@@ -17,6 +19,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import (
     M2FDP,
     MSPDQ,
@@ -45,7 +48,9 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     size, rounds = str(config["size"]), int(config["rounds"])
     for part in str(config["plan"]).split():
-        strategy = _strategy(part, sigma=float(config["sigma"]), virtual=bool(config["virtual"]))
+        strategy = _strategy(
+            part, work.TASKS[size], sigma=float(config["sigma"]), virtual=bool(config["virtual"])
+        )
         clock = work.Clock(size, started=float(config["started"]))
 
         def end_of_round(server_round: int, arrays: ArrayRecord, clock: work.Clock = clock) -> None:
@@ -61,26 +66,27 @@ def main(grid: Grid, context: Context) -> None:
         )
         if isinstance(result, SchemeResult):
             answers = [line["answered"] for line in result.history[1:]]
-            if answers != [work.COHORT] * rounds:
+            if answers != [work.TASKS[size].cohort] * rounds:
                 raise RuntimeError(f"{part}: {answers} clients answered in the rounds")
         clock.write(str(config["out"]), part, work.Data(str(config["data"])))
 
 
-def _strategy(part: str, *, sigma: float, virtual: bool) -> Strategy:
+def _strategy(part: str, task: work.Task, *, sigma: float, virtual: bool) -> Strategy:
     asked: dict[str, Any] = {
-        "fraction_train": work.COHORT / work.CLIENTS,
+        "fraction_train": task.cohort / task.clients,
         "fraction_evaluate": 0.0,
-        "min_train_nodes": work.COHORT,
-        "min_available_nodes": 1 if virtual else work.CLIENTS,
+        "min_train_nodes": task.cohort,
+        "min_available_nodes": 1 if virtual else task.clients,
     }
     if part.startswith("flower"):
-        flowers = FlowerFedAvg(train_metrics_aggr_fn=_all_trained, **asked)
+        all_trained = partial(_all_trained, cohort=task.cohort)
+        flowers = FlowerFedAvg(train_metrics_aggr_fn=all_trained, **asked)
         if part == "flower":
             return flowers
         return DifferentialPrivacyServerSideFixedClipping(
-            flowers, sigma / work.CLIPPING_NORM, work.CLIPPING_NORM, work.COHORT
+            flowers, sigma / work.CLIPPING_NORM, work.CLIPPING_NORM, task.cohort
         )
-    asked["loop"] = LoopOptions(clients=work.CLIENTS if virtual else None)
+    asked["loop"] = LoopOptions(clients=task.clients if virtual else None)
     budget: dict[str, Any] = {
         "epsilon": work.EPSILON,
         "delta": work.DELTA,
@@ -88,6 +94,8 @@ def _strategy(part: str, *, sigma: float, virtual: bool) -> Strategy:
     }
     if part == "fedavg":
         return FedAvg(**asked)
+    if part == "secure-sum":
+        return FedAvg(secure_sum=SecureSum(), **asked)
     if part == "central-dp":
         # As the rivals do: random cohorts, and noise of its own in each round.
         privacy = ServerNoise(**budget, sampling="fixed", correlated=None)
@@ -97,13 +105,13 @@ def _strategy(part: str, *, sigma: float, virtual: bool) -> Strategy:
     if part == "mspdq":
         return MSPDQ(mixing_rounds=4, **asked)
     if part == "m2fdp":
-        tree = TierTree.of_fanouts((10, work.CLIENTS // 10), p=0.5)
+        tree = TierTree.of_fanouts((10, task.clients // 10), p=0.5)
         return M2FDP(tree=tree, privacy=DeviceNoise(**budget), **asked)
     raise ValueError(f"unknown part {part!r}")
 
 
-def _all_trained(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+def _all_trained(records: list[RecordDict], weighted_by: str, *, cohort: int) -> MetricRecord:
     """Return the number of answers as a metric; all that were asked must have answered."""
-    if len(records) != work.COHORT:
+    if len(records) != cohort:
         raise RuntimeError(f"{len(records)} clients answered")
     return MetricRecord({"answered": len(records)})

@@ -5,8 +5,10 @@ Nothing here needs Flower or this library: pfl-research imports it in an environ
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,33 +19,65 @@ from torch import nn
 from torch.nn import functional
 
 __all__ = [
-    "BATCH",
     "BUDGETED_ROUNDS",
-    "CLIENTS",
     "CLIPPING_NORM",
-    "COHORT",
     "DELTA",
     "EPSILON",
-    "IMAGES",
     "LEARNING_RATE",
+    "TASKS",
     "Clock",
     "Data",
+    "Task",
     "model_of",
     "parser",
-    "train",
     "write_images",
 ]
 
-CLIENTS, COHORT, IMAGES, CLASSES = 1000, 50, 60, 10
-BATCH, LEARNING_RATE = 10, 0.05
+CLASSES, LEARNING_RATE = 10, 0.05
 CLIPPING_NORM = 1.0
 EPSILON, DELTA, BUDGETED_ROUNDS = 50.0, 1e-5, 30  # the models are to survive the noise
-MODELS = {"S": (784, 64, 10), "L": (784, 1024, 1024, 10)}
 COMPARED_ROUND = 2  # the model after it is evaluated: have all sides learnt alike?
 EVALUATED = 20  # clients whose images it is evaluated on
 
 State = Mapping[str, "torch.Tensor | NDArray[np.float32]"]
 """The weights of a model by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained.
+
+    Parameters
+    ----------
+    layers : tuple of int
+        Widths of a perceptron; empty for ResNet-18 with group normalisation.
+    clients, cohort : int
+        How many there are, and how many train in a round.
+    images : int
+        Images of a client.
+    batch : int, default 10
+        Images of a step.
+    shape : tuple of int, default (28, 28)
+        Shape of an image.
+    sets : int, default 1000
+        Different sets of images at most; more clients share them.
+    """
+
+    layers: tuple[int, ...]
+    clients: int
+    cohort: int
+    images: int
+    batch: int = 10
+    shape: tuple[int, ...] = (28, 28)
+    sets: int = 1000
+
+
+TASKS = {
+    "S": Task(layers=(784, 64, 10), clients=1000, cohort=50, images=60),
+    "L": Task(layers=(784, 1024, 1024, 10), clients=1000, cohort=50, images=60),
+    "tiny": Task(layers=(784, 64, 10), clients=10_000, cohort=1000, images=10),
+    "ResNet": Task(layers=(), clients=20, cohort=4, images=20, batch=20, shape=(3, 32, 32)),
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,17 +91,20 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def write_images(path: Path) -> None:
+def write_images(path: Path, size: str) -> None:
     """Draw the images of all clients (noisy pictures of all classes) and write them down."""
+    task = TASKS[size]
     draws = np.random.default_rng(0)
-    row, column = np.mgrid[:28, :28]
-    pictures = np.zeros((CLASSES, 28, 28))
-    for picture in pictures:
-        for y, x, width in draws.uniform((6, 6, 2), (22, 22, 5), size=(4, 3)):
-            picture += np.exp(-((row - y) ** 2 + (column - x) ** 2) / (2 * width**2))
-    pictures /= pictures.max(axis=(1, 2), keepdims=True)
-    labels = draws.integers(CLASSES, size=(CLIENTS, IMAGES))
-    images = np.empty((CLIENTS, IMAGES, 28, 28), np.float32)
+    height, width = task.shape[-2:]
+    row, column = np.mgrid[:height, :width]
+    pictures = np.zeros((CLASSES, *task.shape))
+    for picture in pictures.reshape(-1, height, width):
+        for y, x, reach in draws.uniform((6, 6, 2), (22, 22, 5), size=(4, 3)):
+            picture += np.exp(-((row - y) ** 2 + (column - x) ** 2) / (2 * reach**2))
+        picture /= picture.max()
+    sets = min(task.clients, task.sets)
+    labels = draws.integers(CLASSES, size=(sets, task.images))
+    images = np.empty((sets, task.images, *task.shape), np.float32)
     for own, classes in zip(images, labels, strict=True):
         own[:] = np.clip(pictures[classes] + draws.normal(scale=0.2, size=own.shape), 0, 1)
     np.savez(path, images=images, labels=labels)
@@ -87,6 +124,11 @@ class Data:
             self.images: NDArray[np.float32] = archive["images"]
             self.labels: NDArray[np.int64] = archive["labels"]
 
+    def of(self, client: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return a client's images and labels."""
+        own = client % len(self.images)
+        return self.images[own], self.labels[own]
+
     def loss(self, model: nn.Module) -> float:
         """Return the mean loss of a model on the images of some clients."""
         images = torch.from_numpy(self.images[:EVALUATED]).flatten(0, 1)
@@ -96,23 +138,47 @@ class Data:
 
 
 def model_of(size: str) -> nn.Sequential:
-    """Return a perceptron, ``"S"`` or ``"L"``, with the weights that all sides start from."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    sizes = MODELS[size]
+    """Return a task's model with the weights that all sides start from."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        for inputs, outputs in pairwise(sizes):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return _perceptron(TASKS[size].layers) if TASKS[size].layers else _resnet()
+
+
+def _perceptron(sizes: tuple[int, ...]) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
-def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Train a model on a client's images for one epoch."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    for batch, classes in zip(images.split(BATCH), labels.split(BATCH), strict=True):
-        optimizer.zero_grad()
-        functional.cross_entropy(model(batch), classes).backward()
-        optimizer.step()
+def _resnet() -> nn.Sequential:
+    """Return ResNet-18 for images of 32 x 32, with groups of 16 channels normalised together."""
+    layers: list[nn.Module] = [*_convolution(3, 64, 1), nn.ReLU()]
+    channels = 64
+    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [_Block(channels, width, stride), _Block(width, width, 1)]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES))
+
+
+class _Block(nn.Module):
+    """Two convolutions, with what goes in added to what comes out."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        first, second = _convolution(channels, width, stride), _convolution(width, width, 1)
+        self.inner = nn.Sequential(*first, nn.ReLU(), *second)
+        self.past: nn.Module = nn.Identity()
+        if stride != 1:
+            self.past = nn.Sequential(*_convolution(channels, width, stride, kernel=1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.inner(images) + self.past(images))
+
+
+def _convolution(channels: int, width: int, stride: int, kernel: int = 3) -> list[nn.Module]:
+    convolution = nn.Conv2d(channels, width, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return [convolution, nn.GroupNorm(width // 16, width)]
 
 
 class Clock:
@@ -129,11 +195,13 @@ class Clock:
     def __init__(self, size: str, *, started: float) -> None:
         self._size, self._started = size, started
         self._ends: list[float] = []
+        self._cpu: list[float] = []
         self._models: list[nn.Module] = []
 
     def round_ends(self, model: Callable[[], State]) -> None:
         """Note the end of a round; `model` returns the weights that it led to."""
         self._ends.append(time.time())
+        self._cpu.append(_cpu_seconds())
         if len(self._ends) <= COMPARED_ROUND:
             copied = model_of(self._size)
             copied.load_state_dict({k: torch.as_tensor(v).clone() for k, v in model().items()})
@@ -146,11 +214,25 @@ class Clock:
             "part": part,
             "first": self._ends[0] - self._started,
             "rounds": [end - begin for begin, end in pairwise(self._ends)],
+            "cpu": (self._cpu[-1] - self._cpu[1]) / (len(self._cpu) - 2),
             "losses": [data.loss(model) for model in (start, *self._models)],
             "moved": float((_flat(self._models[0]) - _flat(start)).std()),
         }
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(json.dumps(report) + "\n")
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of all processes of this session so far (Linux)."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            _, _, _, session, *others = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(session) == os.getsid(0):
+            ticks += int(others[7]) + int(others[8])  # in user mode and in the kernel
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _flat(model: nn.Module) -> torch.Tensor:
