@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VISION := $(VENV)-vision
 export FLWR_TELEMETRY_ENABLED := 0
 # Compiled tests are kept: two workers and two phases would compile all of them again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,7 +14,7 @@ LONG = $(shell grep -rl "mark\.long" tests --include='test_*.py')
 # Two processes, and what each prints together, where make knows that (GNU make 4).
 BOTH = $(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: demo test unit test-deploy test-oldest test-newest check docs bench bench-scale clean
+.PHONY: demo test unit test-deploy test-oldest test-newest vision check docs bench bench-scale clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): about 2 GB, some minutes."
@@ -30,7 +31,7 @@ test: unit
 
 # Two at a time.
 unit: $(STAMP)
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not ray and not deployed and not long"
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not ray and not deployed and not long and not vision"
 
 # All schemes, and all faults, on a SuperLink and SuperNodes of their own; beside them all schemes on
 # Ray; the long tests as soon as one of the two ends. What each prints comes when it ends.
@@ -49,6 +50,15 @@ all-long: $(STAMP)
 # Some tests on the oldest and on the newest flwr that pyproject.toml allows.
 test-oldest test-newest: test-%: $(STAMP)
 	$(BIN)/python -m tests.other_flwr $*
+
+# Tests with torchvision, in an environment that has it. It is made once.
+vision: $(VISION)/.installed
+	$(VISION)/bin/python -m pytest -m vision tests/vision
+
+$(VISION)/.installed: $(STAMP) tests/vision/environment.py tests/environments.py
+	@echo "Setting up $(VISION): on Linux another 5 GB, some minutes."
+	$(BIN)/python -m tests.vision.environment
+	touch $@
 
 # mypy does not follow setuptools' package-dir mapping, so it sees the packages through links.
 check: $(STAMP)
@@ -73,4 +83,4 @@ bench-scale: $(STAMP)
 	$(BIN)/python -m benchmarks.simulators.scale
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest build dist runs *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(VISION) build dist runs *.egg-info

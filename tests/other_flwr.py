@@ -7,14 +7,13 @@ All else comes from the environment that runs this.
 import re
 import subprocess
 import sys
-import sysconfig
 import tomllib
 from importlib.metadata import version
-from pathlib import Path
 
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parent.parent
+from .environments import ROOT, made
+
 TESTS = (
     "tests/test_drop_in.py",
     "tests/test_places.py",
@@ -39,24 +38,9 @@ def wanted(which: str) -> Requirement:
     return Requirement(f"flwr[simulation]{specifier}")
 
 
-def environment(which: str) -> str:
-    """Make the environment anew, and return its Python."""
-    folder = ROOT / f".venv-{which}"
-    make = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
-    subprocess.run(make, check=True)
-    python = str(folder / "bin" / "python")
-    own = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    packages = subprocess.run(own, check=True, capture_output=True, text=True).stdout.strip()
-    below = sysconfig.get_path("purelib")
-    Path(packages, "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--upgrade"]
-    subprocess.run([*pip, str(wanted(which))], check=True)
-    return python
-
-
 def main(which: str) -> int:
     """Run the tests, unless the environment that runs this has that flwr already."""
-    python = environment(which)
+    python = made(which, str(wanted(which)))
     found = subprocess.run([python, "-c", VERSION], check=True, capture_output=True, text=True)
     other, own = found.stdout.strip(), version("flwr")
     print(f"the {which} flwr that pyproject.toml allows: {other}; here: {own}", flush=True)

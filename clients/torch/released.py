@@ -13,6 +13,7 @@ from flwr_privacy.errors import InvalidParameterError
 
 __all__ = ["as_array", "check_model", "model_digests", "released_tensors", "statistics_of"]
 
+_SHOWN = 3  # names of layers: the log of a round cuts longer texts off, and the advice with them
 _TYPES = (torch.float16, torch.float32, torch.float64)  # of floats in torch and NumPy
 
 
@@ -35,9 +36,11 @@ def check_model(model: nn.Module) -> None:
         if isinstance(module, _BatchNorm) or getattr(module, "running_mean", None) is not None
     ]
     if mixing:
+        more = len(mixing) - _SHOWN
         raise InvalidParameterError(
             "model",
-            f"a model with the layers {mixing}",
+            f"a model with the layers {mixing[:_SHOWN]}"
+            + (f" and {more} more" if more > 0 else ""),
             "one without batch normalisation or running statistics, which mix the records: "
             "GroupNorm may take their place",
         )

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
 
@@ -192,12 +193,16 @@ def _download(source: _Source, root: Path) -> None:
     try:
         downloads = importlib.import_module("torchvision.datasets")
     except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
+        advice = "pip install 'flwr-privacy[vision]'"
+        if not isinstance(error, ImportError):
+            advice = "install torch and torchvision from one index, so that they fit each other"
         raise _MissingError(
-            f"{source.title} cannot be downloaded, torchvision is not usable ({error}): {by_hand}"
+            f"{source.title} cannot be downloaded, torchvision is not usable ({error}): "
+            f"{advice}, or {by_hand}"
         ) from error
     try:
         getattr(downloads, source.torchvision)(str(root), download=True)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, HTTPException) as error:  # HTTPException: no server for files
         raise _MissingError(
             f"{source.title} could not be downloaded ({error}): {by_hand}"
         ) from error

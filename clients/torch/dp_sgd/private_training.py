@@ -1,7 +1,6 @@
 """Makes a training loop of the user's own private: DP-SGD in the manner of Opacus."""
 
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -250,8 +249,6 @@ def _begun(
     if (former := model.__dict__.pop(_HOOKS, None)) is not None:
         former.cleanup()
     hooks = model.__dict__[_HOOKS] = _hooks_of(model, loss_reduction)
-    # Of every first layer: its input needs no gradient.
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     records = len(loader.dataset)  # type: ignore[arg-type]
     if request.plan.records is not None:
         records = request.plan.records

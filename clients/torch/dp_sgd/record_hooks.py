@@ -6,6 +6,11 @@ what ghost clipping does without: its norm is the product of theirs, and a weigh
 gradients is one product of matrices. Elsewhere ghost clipping has no bound that holds: it sums over
 the positions of a record too, in float32, where large terms may cancel. So there the gradients are
 formed, and count as the numbers that they are.
+
+Opacus watches the backward pass with hooks on the layers. Under those torch refuses each change of
+a layer's output in place: ``ReLU(inplace=True)`` behind a normalisation, or the ``out += identity``
+of a residual network. So here the hooks are on the outputs. Such a hook gets the gradient by what
+the layer has returned, also where that was changed afterwards.
 """
 
 from collections import Counter
@@ -13,10 +18,14 @@ from typing import Any
 
 import torch
 from opacus.grad_sample import GradSampleHooks
+from opacus.grad_sample.functorch import prepare_layer
+from opacus.layers import DPGRU, DPLSTM, DPRNN
 from torch import Tensor, nn
 
 from flwr_privacy.clients.torch.record_gradients import Gradients
 from flwr_privacy.errors import InvalidParameterError, ProtocolError
+
+from .attention import attention_gradients, attention_inputs, check_attention
 
 __all__ = ["RecordHooks"]
 
@@ -38,10 +47,17 @@ class RecordHooks(GradSampleHooks):  # type: ignore[misc]
     Raises
     ------
     InvalidParameterError
-        If Opacus cannot have hooks in the model.
+        If Opacus cannot have hooks in the model, or not take its attention.
     """
 
+    hooks_enabled: bool
+
     def __init__(self, model: nn.Module, *, loss_reduction: str) -> None:
+        check_attention(model)
+        self.GRAD_SAMPLERS = {
+            **GradSampleHooks.GRAD_SAMPLERS,
+            nn.MultiheadAttention: self._attention_gradients,
+        }
         try:
             super().__init__(model, loss_reduction=loss_reduction, strict=True)
         # Opacus has these for layers that it does not know, and models that have its hooks.
@@ -51,6 +67,46 @@ class RecordHooks(GradSampleHooks):  # type: ignore[misc]
             name: p for name, p in model.named_parameters() if p.requires_grad
         }
         self._padding = _padding_of(model)
+
+    def add_hooks(
+        self, *, loss_reduction: str, batch_first: bool, force_functorch: bool = False
+    ) -> None:
+        """Have each layer keep its inputs, and the gradients of its records when those come.
+
+        Raises
+        ------
+        ValueError
+            If the model has hooks of Opacus.
+        NotImplementedError
+            If Opacus does not take a layer.
+        """
+        model: Any = self._module
+        if hasattr(model, "autograd_grad_sample_hooks"):
+            raise ValueError("the model has hooks of Opacus, which form the gradients of records")
+        # Opacus takes away what is in this list.
+        model.autograd_grad_sample_hooks = self.autograd_grad_sample_hooks = []
+
+        def after_forward(layer: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+            if type(layer) is nn.MultiheadAttention:
+                inputs = attention_inputs(*inputs, **named)
+            self.capture_activations_hook(layer, inputs, output)
+            first: Any = output[0] if isinstance(output, tuple) and output else output
+
+            def with_gradient(gradient: Tensor) -> None:
+                self.capture_backprops_hook(layer, None, (gradient,), loss_reduction, batch_first)
+
+            if self.hooks_enabled and getattr(first, "requires_grad", False):
+                first.register_hook(with_gradient)
+
+        for layer in self.iterate_submodules(model):
+            if type(layer) in (DPGRU, DPLSTM, DPRNN):  # what is in it has hooks
+                continue
+            if force_functorch or type(layer) not in self.GRAD_SAMPLERS:
+                prepare_layer(layer, batch_first=batch_first)
+            self.autograd_grad_sample_hooks.append(
+                layer.register_forward_hook(after_forward, with_kwargs=True)
+            )
+        self.enable_hooks()
 
     def capture_backprops_hook(
         self,
@@ -83,6 +139,16 @@ class RecordHooks(GradSampleHooks):  # type: ignore[misc]
                 parameter.grad_sample = (
                     gradient if parameter.grad_sample is None else [parameter.grad_sample, gradient]
                 )
+
+    def _attention_gradients(
+        self, layer: nn.Module, inputs: list[Tensor], deltas: Tensor
+    ) -> dict[nn.Parameter, Tensor]:
+        enabled = self.hooks_enabled
+        self.hooks_enabled = False  # the layer is called again
+        try:
+            return attention_gradients(layer, inputs, deltas)
+        finally:
+            self.hooks_enabled = enabled
 
     def clear(self) -> None:
         """Forget what forward and backward passes have left."""

@@ -240,6 +240,15 @@ def test_running_statistics_are_refused(layer):
         train_per_record(model, *records(), clipping_norm=1.0, learning_rate=1.0)
 
 
+def test_the_advice_is_not_cut_off_where_many_layers_are_refused():
+    layers = [layer for _ in range(20) for layer in (nn.Linear(6, 6), nn.BatchNorm1d(6))]
+    with pytest.raises(
+        InvalidParameterError, match=r"\['1', '3', '5'\] and 17 more.*Group"
+    ) as error:
+        train_per_record(nn.Sequential(*layers), *records(), clipping_norm=1.0, learning_rate=1.0)
+    assert len(str(error.value)) < 250  # strategies/requests/request_log.py cuts at 300
+
+
 def test_a_record_has_no_part_in_the_gradient_of_another():
     class Centred(nn.Module):
         def __init__(self):

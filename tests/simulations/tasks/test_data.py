@@ -1,15 +1,16 @@
-import gzip
 import hashlib
 import io
 import os
 import re
 import sys
 from dataclasses import replace
+from http.client import BadStatusLine
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from image_files import idx, write
 from PIL import Image
 from scipy.io import savemat
 
@@ -36,11 +37,6 @@ ADULT = {
     "adult.test": "|1x3 Cross validator\n"
     f"{PERSON.format(age=40, work='Private', land='Peru')}, >50K.\n",
 }
-
-
-def idx(array):
-    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-    return header + array.tobytes()
 
 
 # One colour all over: next to nothing of it is lost.
@@ -130,15 +126,6 @@ def small_sources(monkeypatch):
     ):
         md5 = {file: hashlib.md5(content).hexdigest() for file, content in files.items()}
         monkeypatch.setitem(data._SOURCES, name, replace(data._SOURCES[name], md5=md5))
-
-
-def write(folder: Path, files, *, zipped=False):
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, content in files.items():
-        if zipped:
-            (folder / f"{file}.gz").write_bytes(gzip.compress(content))
-        else:
-            (folder / file).write_bytes(content)
 
 
 def test_digits_split_is_fixed_and_stratified():
@@ -376,7 +363,10 @@ def test_download(tmp_path, monkeypatch):
     assert len(calls) == 1  # the files are there
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("Error downloading"), OSError("no network")])
+@pytest.mark.parametrize(
+    "failure",
+    [RuntimeError("Error downloading"), OSError("no network"), BadStatusLine("no server of files")],
+)
 def test_download_fails(tmp_path, monkeypatch, failure):
     def mnist(root, *, download):
         raise failure
@@ -393,8 +383,21 @@ def test_download_without_torchvision(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "torchvision.datasets", raising=False)
     with pytest.raises(DataError, match="torchvision is not usable") as error:
         data.load("mnist", data_root=tmp_path, download=True)
-    for part in (*IMAGE_FILES, str(tmp_path / "mnist")):
+    for part in ("pip install 'flwr-privacy[vision]'", *IMAGE_FILES, str(tmp_path / "mnist")):
         assert part in str(error.value)
+
+
+def test_download_with_a_torchvision_of_another_torch(tmp_path, monkeypatch):
+    (tmp_path / "torchvision").mkdir()
+    text = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (tmp_path / "torchvision/__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("torchvision", "torchvision.datasets"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(
+        DataError, match=r"nms does not exist\): install torch and torchvision from"
+    ):
+        data.load("mnist", data_root=tmp_path, download=True)
 
 
 def test_adult_is_not_downloaded(tmp_path):
