@@ -27,7 +27,7 @@ MEGABYTE = 1 << 20
 def main() -> None:
     """Run the schemes that are asked for, and print a line for each round."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("schemes", nargs="*", default=["fedavg", "udp"])
+    parser.add_argument("schemes", nargs="*", default=["fedavg", "central-dp", "udp"])
     parser.add_argument("--clients", type=int, default=100_000)
     parser.add_argument("--per-round", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=12)
@@ -44,7 +44,14 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
     from flwr.serverapp import ServerApp
 
     from flwr_privacy.simulations.engines.inline import run_inline
-    from flwr_privacy.strategies import UDP, FedAvg, LoopOptions, UserLevel
+    from flwr_privacy.strategies import (
+        UDP,
+        CentralDP,
+        FedAvg,
+        LoopOptions,
+        ServerNoise,
+        UserLevel,
+    )
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     asked: dict[str, Any] = {
@@ -55,6 +62,7 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
     }
     strategies = {
         "fedavg": lambda: FedAvg(**asked),
+        "central-dp": lambda: CentralDP(privacy=ServerNoise(epsilon=8.0), **asked),
         "udp": lambda: UDP(privacy=UserLevel(epsilon=8.0), **asked),
     }
     server_app = ServerApp()
