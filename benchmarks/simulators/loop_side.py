@@ -49,7 +49,7 @@ def _work(
             with torch.no_grad():
                 for parameter, start in zip(model.parameters(), shared.parameters(), strict=True):
                     parameter.copy_(start)
-            _train(model, *map(torch.from_numpy, data.of(client)), batch=task.batch)
+            _train(model, *map(torch.from_numpy, data.of(client)), task)
             _add(own, model, shared, clip=asked["sigma"] > 0)
         barrier.wait()
         if rank == 0:
@@ -95,14 +95,15 @@ def _step(
             start.add_(drawn, alpha=sigma / cohort)
 
 
-def _train(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int) -> None:
+def _train(model: nn.Module, images: Tensor, labels: Tensor, task: work.Task) -> None:
     """Train for one epoch; by hand, which is faster than an optimizer."""
     parameters = list(model.parameters())
-    for part, classes in zip(images.split(batch), labels.split(batch), strict=True):
+    batches = zip(images.split(task.batch), labels.split(task.batch), strict=True)
+    for part, classes in batches:
         functional.cross_entropy(model(part), classes).backward()
         with torch.no_grad():
             for parameter in parameters:
-                parameter.add_(parameter.grad, alpha=-work.LEARNING_RATE)
+                parameter.add_(parameter.grad, alpha=-task.learning_rate)
                 parameter.grad = None
 
 

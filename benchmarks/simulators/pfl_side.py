@@ -91,7 +91,7 @@ def main() -> None:
             val_cohort_size=0,
         ),
         model_train_params=NNTrainHyperParams(
-            local_learning_rate=work.LEARNING_RATE,
+            local_learning_rate=task.learning_rate,
             local_num_epochs=1,
             local_batch_size=task.batch,
         ),

@@ -205,6 +205,7 @@ def _sigma(size: str, *, private: bool) -> float:
 def _run(command: list[str]) -> None:
     """Run a side; nothing that it started is left behind."""
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(APP)}
+    environment[work.COMPARES] = str(os.getpid())
     with subprocess.Popen(
         command,
         env=environment,

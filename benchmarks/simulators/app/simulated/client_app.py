@@ -46,7 +46,7 @@ app = ClientApp(mods=[scheme_mod])
 def train(message: Message, context: Context) -> Message:
     """Train on this client's images for one epoch."""
     size = str(context.run_config["size"])
-    model = _model(size)
+    task, model = work.TASKS[size], _model(size)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     data = _data(str(context.run_config["data"]))
     client = int(context.node_config["partition-id"])
@@ -55,8 +55,8 @@ def train(message: Message, context: Context) -> Message:
         model,
         images,
         labels,
-        batch_size=work.TASKS[size].batch,
-        learning_rate=work.LEARNING_RATE,
+        batch_size=task.batch,
+        learning_rate=task.learning_rate,
         seed=client,
         device="cpu",
     )
