@@ -17,7 +17,7 @@ from typing import Any
 
 from .app.simulated import work
 
-__all__ = ["main"]
+__all__ = ["main", "resident", "strategy_of"]
 
 SIZE, WORKERS = "S", 2
 CLIENT_APP = "benchmarks.simulators.app.simulated.client_app:app"
@@ -44,14 +44,7 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
     from flwr.serverapp import ServerApp
 
     from flwr_privacy.simulations.engines.inline import run_inline
-    from flwr_privacy.strategies import (
-        UDP,
-        CentralDP,
-        FedAvg,
-        LoopOptions,
-        ServerNoise,
-        UserLevel,
-    )
+    from flwr_privacy.strategies import LoopOptions
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     asked: dict[str, Any] = {
@@ -59,11 +52,6 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
         "fraction_train": per_round / clients,
         "fraction_evaluate": 0.0,
         "min_available_nodes": WORKERS,
-    }
-    strategies = {
-        "fedavg": lambda: FedAvg(**asked),
-        "central-dp": lambda: CentralDP(privacy=ServerNoise(epsilon=8.0), **asked),
-        "udp": lambda: UDP(privacy=UserLevel(epsilon=8.0), **asked),
     }
     server_app = ServerApp()
 
@@ -85,7 +73,7 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
                 began = time.perf_counter()
 
             model = ArrayRecord(work.model_of(SIZE).state_dict())
-            strategies[scheme]().start(grid, model, num_rounds=rounds, evaluate_fn=note)
+            strategy_of(scheme, **asked).start(grid, model, num_rounds=rounds, evaluate_fn=note)
 
         run_inline(
             server_app,
@@ -97,17 +85,31 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
         )
 
 
+def strategy_of(scheme: str, **asked: Any) -> Any:
+    """Return the strategy of a scheme, with these arguments."""
+    # Not above, as in `_run`.
+    from flwr_privacy.strategies import UDP, CentralDP, FedAvg, ServerNoise, UserLevel
+
+    if scheme == "udp":
+        return UDP(privacy=UserLevel(epsilon=8.0), **asked)
+    if scheme == "central-dp":
+        return CentralDP(privacy=ServerNoise(epsilon=8.0), **asked)
+    if scheme == "fedavg":
+        return FedAvg(**asked)
+    raise ValueError(f"unknown scheme {scheme!r}")
+
+
 def _line(server_round: int, seconds: float, per_round: int, state: Path) -> str:
-    workers = [_resident(child.pid) for child in multiprocessing.active_children()]
+    workers = [resident(child.pid) for child in multiprocessing.active_children()]
     sizes = [path.stat().st_size for path in state.rglob("*") if path.is_file()]
     return (
         f"{server_round:>5}{seconds:>10.2f}{1000 * seconds / per_round:>13.2f}"
-        f"{_resident(os.getpid()):>11.0f}{max(workers):>12.0f}{len(sizes):>8}"
+        f"{resident(os.getpid()):>11.0f}{max(workers):>12.0f}{len(sizes):>8}"
         f"{sum(sizes) / MEGABYTE:>10.0f}"
     )
 
 
-def _resident(pid: int | None) -> float:
+def resident(pid: int | None) -> float:
     """Return the megabytes of a process that are in memory (Linux)."""
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE
