@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,15 +94,14 @@ class Sampler:
             logger.warning("%d clients to draw, %d are left", size, len(population))
         chosen: list[str | int] = []
         there = self._there(busy)
-        names = [f"node-{who}" if isinstance(who, int) else who for who in population]
-        order = self._order(population, derive_seed(seed, "sample", *purpose))
-        if turns is not None:
-            order.sort(key=lambda index: turns.get(names[index], (0, 0)))
-        for index in order:
+        left_out = len(without) + len(turns or ())
+        order = self._order(
+            population, derive_seed(seed, "sample", *purpose), likely=size + left_out
+        )
+        for who in order if turns is None else _by_turns(order, turns):
             if len(chosen) == size:
                 break
-            who = population[index]
-            if names[index] not in without and there(who):
+            if _name(who) not in without and there(who):
                 chosen.append(who)
         return self._assigned(chosen, busy)
 
@@ -164,12 +163,23 @@ class Sampler:
         federation = self._federation
         return federation.clients() if federation.met else federation.connected
 
-    def _order(self, population: Sequence[str | int], seed: int) -> list[int]:
-        """Return the indices of a population in a random order."""
+    def _order(
+        self, population: Sequence[str | int], seed: int, *, likely: int
+    ) -> Iterator[str | int]:
+        """Yield a population in a random order, of which the first ones are likely to be all used.
+
+        The others are put in order only if they are: a million of them take longer than a round.
+        """
         simulated = population is self._federation.simulated
         prints = self._fingerprints if simulated else fingerprints(population)
-        order: list[int] = np.argsort(places(seed, prints), kind="stable").tolist()
-        return order
+        keys = places(seed, prints)
+        last = np.iinfo(keys.dtype).max
+        if 0 < likely < keys.size:
+            last = np.partition(keys, likely - 1)[likely - 1]
+        for part in (keys <= last, keys > last):
+            indices = np.flatnonzero(part)
+            for index in indices[np.argsort(keys[part], kind="stable")].tolist():
+                yield population[index]
 
     def _there(self, busy: Collection[int]) -> Callable[[str | int], bool]:
         """Return a test whether a client is available: no node has an open request for it."""
@@ -215,6 +225,23 @@ class Sampler:
 
     def _storage(self, worker: str) -> Any:
         return self._federation.introductions[worker].get("storage")
+
+
+def _name(who: str | int) -> str:
+    return f"node-{who}" if isinstance(who, int) else who
+
+
+def _by_turns(
+    order: Iterable[str | int], turns: Mapping[str, tuple[int, int]]
+) -> Iterator[str | int]:
+    """Yield those who had no turn, and then the others, who have waited longest first."""
+    had = []
+    for who in order:
+        if _name(who) in turns:
+            had.append(who)
+        else:
+            yield who
+    yield from sorted(had, key=lambda who: turns[_name(who)])
 
 
 def _by_node(chosen: Iterable[tuple[int, str]]) -> dict[int, list[str]]:

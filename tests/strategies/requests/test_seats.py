@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from apps import run_strategy
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -12,7 +13,7 @@ from flwr_privacy.clients import FedAvgClient, as_mod
 from flwr_privacy.strategies import FedAvg, LoopOptions
 from flwr_privacy.strategies.requests.federation import Federation
 from flwr_privacy.strategies.requests.sampling import Sampler
-from flwr_privacy.wire.identity import client_id_from
+from flwr_privacy.wire.identity import client_id_from, derive_seed, fingerprints, places
 
 
 def sampler(clients: int, *storages: str) -> Sampler:
@@ -139,3 +140,21 @@ def test_an_apps_own_state_follows_its_client(nodes: int) -> None:
     assert len(set(asked.values())) > 1
     expected = {f"n{client}": n for client, n in asked.items() if int(client) % 2 == 0}
     assert counted == expected
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 39, 40])
+@pytest.mark.parametrize("turned", [None, 0, 12, 37, 40])
+def test_the_first_ones_of_a_random_order_are_drawn(
+    size: int, turned: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some, seed = sampler(40, "a"), derive_seed(1, "sample", "train", 3)
+    keys = places(seed, fingerprints(map(str, range(40)))) // np.uint64(2**61)  # many are equal
+    monkeypatch.setattr("flwr_privacy.strategies.requests.sampling.places", lambda *_: keys)
+    order = sorted(range(40), key=lambda index: keys[index])
+    without = {str(index) for index in order[:3]}
+    turns = None if turned is None else {str(i): (1 + i % 3, i) for i in order[:turned]}
+    if turns is not None:
+        order.sort(key=lambda index: turns.get(str(index), (0, 0)))
+    expected = [str(index) for index in order if str(index) not in without][:size]
+    drawn = sample(some, 3, size, without=without, turns=turns)
+    assert sorted(c for cs in drawn.values() for c in cs) == sorted(expected)
