@@ -100,6 +100,8 @@ class SchemeClient(NumPyClient):
     sums_evaluations: ClassVar[bool] = False
     keeps_statistics: ClassVar[bool] = False
     records: "ClassVar[RecordLayout | None]" = None
+    opened: tuple[Context, ContextStore] | None = None
+    """The node store that the last release has opened, and of which context."""
 
     def __init__(self, inner: NumPyClient | None = None, context: Context | None = None) -> None:
         self.inner = inner
@@ -290,7 +292,8 @@ class SchemeClient(NumPyClient):
         return f"{store.folder}/{store.client_id}"
 
     def _store(self) -> ContextStore:
-        return ContextStore.of(self._context())
+        self.opened = self._context(), ContextStore.of(self._context())
+        return self.opened[1]
 
     def _released(
         self,

@@ -180,7 +180,9 @@ def _ledger(context: Context, folder: Path, client_id: str, *, simulated: bool) 
     )
 
 
-def shown_head(context: Context, experiment_id: str, *, empty: bool) -> Fields:
+def shown_head(
+    context: Context, experiment_id: str, *, empty: bool, store: ContextStore | None = None
+) -> Fields:
     """Return the entries that show a server how its experiment stands in the client's ledger.
 
     They are signed with the key that signs the client's hello, if it has one. A client whose files
@@ -194,6 +196,8 @@ def shown_head(context: Context, experiment_id: str, *, empty: bool) -> Fields:
         The experiment; charges of others are not in what is shown.
     empty : bool
         Whether to show as well that there are no charges of it.
+    store : ContextStore, optional
+        The node store of the client, where it is open.
 
     Raises
     ------
@@ -207,8 +211,11 @@ def shown_head(context: Context, experiment_id: str, *, empty: bool) -> Fields:
     from flwr_privacy.privacy.ledger.shown import shown  # late: many schemes charge nothing
     from flwr_privacy.privacy.ledger.signed_head import SignedHead
 
-    client_id, simulated = client_id_from(context.node_config), is_simulated_client(context)
-    ledger = _ledger(context, _folder(context), client_id, simulated=simulated)
+    if store is None:
+        client_id, simulated = client_id_from(context.node_config), is_simulated_client(context)
+        ledger = _ledger(context, _folder(context), client_id, simulated=simulated)
+    else:
+        client_id, ledger = store.client_id, store.ledger
     head = ledger.head(experiment_id)
     if not head.count and not empty:
         return {}

@@ -335,7 +335,14 @@ class _Run:
     def _record(self, own: Fields) -> ConfigRecord:
         """Return the record of the reply; read after the charge, the ledger has it."""
         if self.client.guarantees_dp:
-            own = {**own, **shown_head(self.context, self.header.experiment_id, empty=False)}
+            of_context, store = self.client.opened or (None, None)
+            head = shown_head(
+                self.context,
+                self.header.experiment_id,
+                empty=False,
+                store=store if of_context is self.context else None,
+            )
+            own = {**own, **head}
         return reply_record(self.header, self.client_id, own)
 
 
