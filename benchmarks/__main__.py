@@ -15,6 +15,7 @@ from .correlated_noise import correlated_noise
 from .exchanges import exchanges
 from .fedvs import fedvs
 from .field import field
+from .large_models import large_models
 from .ledger import ledger
 from .ledger_heads import ledger_heads
 from .lora_bytes import lora_bytes
@@ -67,6 +68,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "single-exchange": single_exchange,
     "imports": imports,
     "simulators": simulators,
+    "large-models": large_models,
     "banded-mf": banded_mf,
     "app-audits": app_audits,
     "training": training,

@@ -80,7 +80,7 @@ def _measured(side: str, values: int, clients: int) -> dict[str, float]:
     from flwr_privacy.clients.fedavg import FedAvgClientApp
     from flwr_privacy.secure_sum import SecureSum
     from flwr_privacy.simulations.engines.inline import run_inline
-    from flwr_privacy.strategies import CentralDP, DistributedNoise, FedAvg
+    from flwr_privacy.strategies import CentralDP, DistributedNoise, FedAvg, LoopOptions
 
     client_app: Any = CentralDPClientApp() if side == "shares" else FedAvgClientApp()
 
@@ -98,6 +98,7 @@ def _measured(side: str, values: int, clients: int) -> dict[str, float]:
         "fraction_train": 1.0,
         "fraction_evaluate": 0.0,
         "min_available_nodes": clients,
+        "loop": LoopOptions(write_card=False),
     }
     if side == "shares":
         strategy: Any = CentralDP(

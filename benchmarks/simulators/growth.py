@@ -108,7 +108,7 @@ def _measured(scheme: str, settings: dict[str, int]) -> dict[str, float]:
 
         strategy = strategy_of(
             scheme,
-            loop=LoopOptions(clients=settings["clients"]),
+            loop=LoopOptions(clients=settings["clients"], write_card=False),
             fraction_train=settings["per-round"] / settings["clients"],
             fraction_evaluate=0.0,
             min_available_nodes=settings["workers"],

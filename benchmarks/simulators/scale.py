@@ -48,7 +48,7 @@ def _run(scheme: str, clients: int, per_round: int, rounds: int) -> None:
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     asked: dict[str, Any] = {
-        "loop": LoopOptions(clients=clients),
+        "loop": LoopOptions(clients=clients, write_card=False),
         "fraction_train": per_round / clients,
         "fraction_evaluate": 0.0,
         "min_available_nodes": WORKERS,
