@@ -20,6 +20,7 @@ LAYERS = [
     ["evaluation"],
     ["acfl", "fedvs", "m2fdp", "mspdq", "secure_sum", "udp"],
     ["central_dp"],
+    ["clients.profiling"],
     ["clients.certificates"],
     ["clients.node"],
     ["clients.torch", "clients"],
@@ -89,6 +90,7 @@ def test_nodes_and_servers_import_only_what_pip_installs_with_them() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     installed = {re.split(r"[<>=]", line)[0].replace("-", "_") for line in project["dependencies"]}
     simulated = ("flwr_privacy.simulations", "flwr_privacy.clients.node.side_by_side")
+    simulated += ("flwr_privacy.clients.profiling",)  # for a profile: the extra of that name
     imported_by = {
         name: m
         for m in modules()

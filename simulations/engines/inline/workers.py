@@ -17,6 +17,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from flwr_privacy.clients.profiling import begin_worker
 from flwr_privacy.errors import InvalidParameterError, check_integer
 
 from .shared_arrays import SharedArrays, files_of_state, folder_for_arrays, place_state
@@ -236,6 +237,7 @@ def _start_worker(reference: str, folder: str, workers: int) -> None:
     _keep_freed_memory()
     _worker_folder = folder
     _worker_app = _load(reference)
+    begin_worker()
 
 
 def _keep_freed_memory() -> None:
