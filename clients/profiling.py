@@ -65,8 +65,8 @@ SAMPLES = "samples"
 INTERVAL = 0.004
 """Seconds between two samples: where the kernel ticks as often, its clock costs next to nothing."""
 
-_SOON = 0.05  # seconds between two writes, at least
-_RARELY, _AFTER_MESSAGE = 100, 10  # and so many times as long as a write takes
+_SOON, _AFTER_MESSAGE = 0.05, 0.25  # seconds between two writes, at least; and behind a message
+_RARELY = 100  # within a message so many times as long as a write takes
 _GROWS = 2**20  # bytes of lines that are made one line, at least
 
 _Given = ParamSpec("_Given")
@@ -206,7 +206,7 @@ class _Recorder:
     def _saw(self, call_stack: list[str], _seconds: float, _state: Any) -> None:
         # By a clock of our own: what a write takes is no time of the code that is sampled.
         self._add(call_stack, time.perf_counter())
-        self.write_if_due(_RARELY)
+        self.write_if_due(max(_SOON, _RARELY * self._writing))
 
     def _add(self, call_stack: list[str], now: float) -> None:
         known = self._known
@@ -239,9 +239,9 @@ class _Recorder:
         inside = (i for i in range(begins, len(key)) if frames[key[i]][1][:9] != "importlib")
         return key[: next(inside, begins) + 1]
 
-    def write_if_due(self, rarely: int) -> None:
-        """Write what is new, unless the last write was less than so many times its duration ago."""
-        if self._last - self._wrote >= max(_SOON, rarely * self._writing):
+    def write_if_due(self, seconds: float) -> None:
+        """Write what is new, unless the last write was less than some seconds ago."""
+        if time.perf_counter() - self._wrote >= seconds:
             self._write()
 
     def _write(self) -> None:
