@@ -25,6 +25,7 @@ from .numpy_simulation import numpy_simulation
 from .per_record import per_record
 from .private import private
 from .private_steps import private_steps
+from .profiles import profile
 from .quantize import quantize
 from .report import HEADER, Comparison
 from .rounds import cohorts, echo, fedavg, m2fdp, secure_fedavg, udp
@@ -72,6 +73,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "banded-mf": banded_mf,
     "app-audits": app_audits,
     "training": training,
+    "profile": profile,
 }
 
 

@@ -20,6 +20,7 @@ LAYERS = [
     ["evaluation"],
     ["acfl", "fedvs", "m2fdp", "mspdq", "secure_sum", "udp"],
     ["central_dp"],
+    ["clients.profiling"],
     ["clients.certificates"],
     ["clients.node"],
     ["clients.torch", "clients"],
@@ -88,10 +89,12 @@ def test_the_floors_of_nodes_and_servers_have_nothing_that_none_of_them_runs() -
 def test_nodes_and_servers_import_only_what_pip_installs_with_them() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     installed = {re.split(r"[<>=]", line)[0].replace("-", "_") for line in project["dependencies"]}
+    with_extras = ("flwr_privacy.simulations", "flwr_privacy.clients.torch")
+    with_extras += ("flwr_privacy.clients.profiling",)  # the extra "profile"
     imported_by = {
         name: m
         for m in modules()
-        if not m.startswith(("flwr_privacy.simulations", "flwr_privacy.clients.torch"))
+        if not m.startswith(with_extras)
         for name in foreign(m) - sys.stdlib_module_names
     }
     # An operator's commands run on a node, too: tests/simulations/operations/test_node.py.

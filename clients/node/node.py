@@ -5,6 +5,7 @@ answers with their replies or with one accumulator.
 """
 
 import logging
+import os
 from collections.abc import Callable
 
 from flwr.app import Context, Error, Message
@@ -52,6 +53,10 @@ def answer(app: App, message: Message, context: Context) -> Message:
             content = run_client(app, built(app, context), client_id, message, context)
         return Message(content, reply_to=message)
 
+    if os.environ.get("FLWR_PRIVACY_PROFILE"):
+        from flwr_privacy.clients.profiling import of_worker  # late: most runs have no profile
+
+        return or_refusal(of_worker(reply, message), message)
     return or_refusal(reply, message)
 
 

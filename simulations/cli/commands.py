@@ -15,6 +15,7 @@ from .exit_codes import EXIT_CODES
 from .ledger import ledger
 from .listing import ListingCommand
 from .nodes import doctor, executor, key, node
+from .profiles import profile
 from .research.attack import attack
 from .research.audit import audit
 from .research.calibrate import best_rounds, calibrate
@@ -62,6 +63,7 @@ for command in (
         deploy,
         report,
         compare,
+        profile,
         demo,
         calibrate,
         best_rounds,

@@ -18,6 +18,7 @@ EXTRAS = {
     "adapters": ("peft",),
     "dp-sgd": ("opacus",),
     "tensorboard": ("tensorboard",),
+    "profile": ("pyinstrument",),  # also a part of "simulation"
 }
 """The extras of the distribution, and the packages that Python imports from them."""
 

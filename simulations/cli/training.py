@@ -25,6 +25,7 @@ from flwr_privacy.simulations.runner.progress import how_it_ended, planned_round
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
 
 from .operator_options import RUNS
+from .profiles import PROFILE, check_sampler, profiled_run, show_profile
 from .run_options import (
     AcceptLostRounds,
     Assignments,
@@ -96,6 +97,14 @@ def run(
     ] = None,
     accept_lost_rounds: AcceptLostRounds = False,
     log: Log = None,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Say where the time goes: a table, and pages in the run's folder profile "
+            "(docs/simulation.md).",
+        ),
+    ] = False,
 ) -> None:
     """Train a scheme on a task and keep everything in a run folder."""
     where = Engine(
@@ -128,6 +137,8 @@ def run(
     )
     if log is not None:
         logger_maker(log)  # before there is a folder
+    if profile:
+        check_sampler(ray_address)
     if accept_lost_rounds and resume is None:
         raise InvalidParameterError("--accept-lost-rounds", True, "--resume FOLDER beside it")
     if resume is not None:
@@ -161,7 +172,7 @@ def run(
     if where.workers and (warning := crowded(where.workers, Machine.here(gpus=False))):
         typer.echo(warning, err=True)
     try:
-        with folder.alone():
+        with folder.alone(), profiled_run(folder.path, where.name, profile):
             if resume is not None:
                 folder.reopen()
             carry_out(
@@ -183,6 +194,8 @@ def run(
         typer.echo(f"tree: {folder.path / 'tree.png'}")
     for fact in how_it_ended(folder):
         typer.echo(fact)
+    if profile:
+        show_profile(folder.path / PROFILE)
     typer.echo(f"run: {folder.path}")
 
 

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import tomli_w
 
+from flwr_privacy.clients.profiling import PROFILE_VARIABLE
 from flwr_privacy.errors import EngineError, InvalidParameterError, check_flag
 from flwr_privacy.simulations.engines.flower_processes import (
     HOST,
@@ -409,7 +410,8 @@ class Deployment:
         return environment(
             home,
             inherits=lambda name: (
-                not name.startswith("FLWR_") and not name.lower().endswith("_proxy")
+                name == PROFILE_VARIABLE
+                or (not name.startswith("FLWR_") and not name.lower().endswith("_proxy"))
             ),
         )
 

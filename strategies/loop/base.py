@@ -23,6 +23,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+from flwr_privacy.clients.profiling import of_server
 from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,
@@ -288,6 +289,7 @@ train_metrics_aggr_fn, evaluate_metrics_aggr_fn
 
     # -- A training --------------------------------------------------------------------------
 
+    @of_server
     def start(
         self,
         grid: Grid,

@@ -1,12 +1,18 @@
 """Run a Flower app inline: the ServerApp and the ClientApp of a run, in one process."""
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
+
+from flwr_privacy.clients.profiling import PROFILE_VARIABLE, SERVER, check_profile, sampling
+from flwr_privacy.simulations.engines.profiling.report import profiled
 
 from .faults import Fault
 from .flower_internals import SERVER_NODE_ID, acting_as_server
@@ -28,6 +34,7 @@ def run_inline(
     state: str | Path | None = None,
     insecure_seed: int | None = None,
     pool: WorkerPool | None = None,
+    profile: str | Path | None = None,
 ) -> None:
     """Run an app to its end.
 
@@ -53,13 +60,22 @@ def run_inline(
         Seed of the clients' noise, for tests: nothing is protected then.
     pool : WorkerPool, optional
         Runs `client_app`, in place of a new pool with `workers` processes; it stays open.
+    profile : path, optional
+        Folder for a profile of the run: where the time of the server and of the workers goes. An
+        earlier profile there is replaced. By default the environment's FLWR_PRIVACY_PROFILE names
+        one, to which samples are added.
 
     Raises
     ------
+    EngineError
+        If there is to be a profile, and pyinstrument is not installed.
+    InvalidParameterError
+        If a value is not allowed, or the folder of the profile cannot be written.
     Exception
         Whatever the ServerApp raises.
     """
-    grid = InlineGrid(
+    grid_of_run = partial(
+        InlineGrid,
         client_app,
         nodes,
         run_config=run_config,
@@ -70,7 +86,16 @@ def run_inline(
         insecure_seed=insecure_seed,
         pool=pool,
     )
-    run_on(grid, server_app, run_config)
+    with _profiled(profile):
+        run_on(grid_of_run(), server_app, run_config)
+
+
+def _profiled(folder: str | Path | None) -> AbstractContextManager[None]:
+    if folder is not None:
+        return profiled(folder)
+    if named := os.environ.get(PROFILE_VARIABLE):
+        return sampling(check_profile(named), SERVER)
+    return nullcontext()
 
 
 def run_on(

@@ -18,6 +18,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from flwr_privacy.clients.profiling import begin_worker
 from flwr_privacy.errors import InvalidParameterError, check_integer
 
 from .shared_arrays import SharedArrays, files_of_state, folder_for_arrays, place_state
@@ -238,6 +239,7 @@ def _start_worker(reference: str, folder: str, workers: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker_folder = folder
     _worker_app = _load(reference)
+    begin_worker()
 
 
 def _end_with_parent() -> None:
