@@ -105,6 +105,19 @@ class SecureRandom:
         self.fill(octets)
         return int.from_bytes(octets.tobytes(), "big") >> (-count % 8)
 
+    def spawn(self, count: int) -> list["SecureRandom"]:
+        """Return streams that are independent of each other and of what follows in this one.
+
+        Their keys are SHA-256 of 256 bits of this stream and their numbers.
+        """
+        seed, streams = self.bits(8 * _KEY_BYTES).to_bytes(_KEY_BYTES), []
+        for number in range(count):
+            stream = type(self)()
+            stream._key = hashlib.sha256(seed + number.to_bytes(8)).digest()
+            stream.secure = self.secure
+            streams.append(stream)
+        return streams
+
     def __repr__(self) -> str:
         return f"<SecureRandom secure={self.secure}>"
 

@@ -1,3 +1,4 @@
+import itertools
 import math
 from decimal import Decimal, localcontext
 
@@ -317,6 +318,36 @@ def test_equal_streams_give_equal_noise_and_others_do_not():
     stream = SecureRandom.insecure(0)
     first, second = (discrete_gaussian(1000, 50.0, stream) for _ in range(2))
     assert np.mean(first == second) < 0.03
+
+
+@pytest.mark.parametrize("size", [noise._PART * 2 - 1, noise._PART * 2, noise._PART * 3 + 5])
+def test_large_vectors_are_the_same_on_any_number_of_threads(size, monkeypatch):
+    drawn = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        stream = SecureRandom.insecure(11)
+        drawn.append((discrete_gaussian(size, 50.0, stream), stream.uint64(3)))
+    (values, rest), (others, other_rest) = drawn
+    np.testing.assert_array_equal(values, others)
+    np.testing.assert_array_equal(rest, other_rest)
+    assert values.std() == pytest.approx(50.0, rel=0.01)
+    assert p_value(values[-100_000:], discrete_gaussian, 50.0, 1000) > LEAST_P
+    # No part is another one.
+    parts = [values[start : start + 1000] for start in range(0, size - 1000, noise._PART)]
+    for one, other in itertools.combinations(parts, 2):
+        assert np.mean(one == other) < 0.03
+
+
+def test_spawned_streams_differ_and_keep_what_their_parent_is():
+    first, second = (SecureRandom.insecure(3).spawn(3) for _ in range(2))
+    words = [tuple(stream.uint64(2)) for stream in first]
+    assert words == [tuple(stream.uint64(2)) for stream in second]
+    parent = SecureRandom.insecure(3)
+    words += [tuple(stream.uint64(2)) for _ in range(2) for stream in parent.spawn(1)]
+    assert words[3] == words[0]  # the first child of the same bits
+    assert len(set(words)) == 4
+    assert not any(stream.secure for stream in first)
+    assert all(stream.secure for stream in SecureRandom().spawn(2))
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 2.0**41, 2.0**-21, "1", True])
