@@ -28,7 +28,7 @@ from .terms import CentralDPTerms
 
 __all__ = ["AddNoise", "CentralMean", "ClippedUpdate", "add_noise"]
 
-_BLOCK = 1 << 23  # samples at a time: their sampler has them drawn by several threads
+_BLOCK = 1 << 22  # samples at a time: their sampler has them drawn by several threads
 
 AddNoise = Callable[[dict[str, NDArray[np.int64]], CentralDPTerms, SecureRandom], None]
 """Adds the noise of a round to sums of codes."""

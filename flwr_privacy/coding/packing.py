@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, check_integer
+from flwr_privacy.wire.parts import PART, in_parts
 
 __all__ = ["MOST_BITS", "pack", "packed_bytes", "unpack", "unpack_into"]
 
@@ -92,11 +93,15 @@ def pack(values: NDArray[np.unsignedinteger[Any]], bits: int) -> NDArray[np.uint
     if bits == 8 * word.itemsize:
         packed.view(word)[:] = values
         return packed
-    for start in range(0, values.size, _BLOCK):
-        part = values[start : start + _BLOCK]
-        block = _pack_narrow(part, bits) if bits < 8 else _pack_block(part, bits, word)
-        room = packed[start * bits // 8 :][: block.size]
-        room[:] = block[: room.size]
+
+    def write(begin: int) -> None:
+        for start in range(begin, min(begin + PART, values.size), _BLOCK):
+            part = values[start : start + _BLOCK]
+            block = _pack_narrow(part, bits) if bits < 8 else _pack_block(part, bits, word)
+            room = packed[start * bits // 8 :][: block.size]
+            room[:] = block[: room.size]
+
+    in_parts(write, values.size)
     return packed
 
 

@@ -10,8 +10,6 @@ Sources: Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Pr
 """
 
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -21,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_privacy.errors import InvalidParameterError, check_integer, check_number
+from flwr_privacy.wire.parts import PART, in_parts
 
 from .randomness import SecureRandom
 from .rejection_sampler import Law, RejectionSampler
@@ -38,7 +37,6 @@ SMALLEST_AROUND = 1.0  # below it, far more proposals are rejected
 SMALLEST_GAP_SIGMA = 4.0
 
 _TAIL = 1e-30
-_PART = 1 << 20  # samples of a stream of their own, where there are many
 
 _Number = TypeVar("_Number", float, NDArray[np.float64])
 
@@ -60,8 +58,8 @@ def discrete_gaussian(size: int, sigma: float, random: SecureRandom) -> NDArray[
     -------
     ndarray of int64, shape (size,)
         A value beyond int64 would have a probability below 2^-(10^13) and raises OverflowError.
-        From 2^21 samples on they are drawn in parts, by as many threads as OMP_NUM_THREADS says or
-        there are processors.
+        More than 2^20 samples are drawn in parts, by several threads
+        (`flwr_privacy.wire.parts.in_parts`).
 
     Raises
     ------
@@ -87,18 +85,16 @@ def discrete_gaussian(size: int, sigma: float, random: SecureRandom) -> NDArray[
     (dtype('int64'), (5,))
     """
     sampler = _sampler(_Gaussian(_checked("sigma", size, sigma, random)))
-    if size < 2 * _PART:
+    if size <= PART:
         return sampler.sample(size, random)
     values = np.empty(size, np.int64)
-    starts = range(0, size, _PART)
+    streams = random.spawn(-(-size // PART))  # so it does not depend on the number of threads
 
-    def fill(start: int, stream: SecureRandom) -> None:
-        part = values[start : start + _PART]
-        part[:] = sampler.sample(part.size, stream)
+    def fill(start: int) -> None:
+        part = values[start : start + PART]
+        part[:] = sampler.sample(part.size, streams[start // PART])
 
-    # NumPy lets other threads go on; what is drawn does not depend on their number.
-    with ThreadPoolExecutor(_threads()) as pool:
-        list(pool.map(fill, starts, random.spawn(len(starts))))
+    in_parts(fill, size)
     return values
 
 
@@ -332,12 +328,6 @@ class _Laplace:
 @lru_cache(maxsize=64)  # 48 kB each
 def _sampler(law: Law, fraction_bits: int = 0) -> RejectionSampler:
     return RejectionSampler(law, fraction_bits)
-
-
-def _threads() -> int:
-    """Return how many threads this process may use, as torch and NumPy's products read it."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, int(said)) if said.isdecimal() else os.cpu_count() or 1
 
 
 def _checked(name: str, size: int, scale: float, random: SecureRandom) -> float:

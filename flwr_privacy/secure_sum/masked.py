@@ -18,6 +18,7 @@ from flwr_privacy.privacy.averaging import (
     WeightedMean,
 )
 from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.parts import PART, in_parts
 
 from .settings import Bounds
 
@@ -30,6 +31,7 @@ Residues = NDArray[np.unsignedinteger[Any]]
 
 _ZEROS = memoryview(bytes(1 << 16))  # what is encrypted; small enough to stay in the cache
 _BLOCK = 1 << 14  # codes at a time, likewise
+_CIPHER_BLOCK = 16  # bytes
 
 
 def word(bits: int) -> np.dtype[Any]:
@@ -85,21 +87,25 @@ def residues(arrays: Mapping[str, NDArray[np.generic]], weight: int, bounds: Bou
             raise InvalidParameterError(
                 name, "a value outside", f"codes from -{bounds.code_limit} to {bounds.code_limit}"
             )
-        place += _weighted(flat, weight, vector[place:])
+        _weigh(flat, weight, vector[place : place + flat.size])
+        place += flat.size
     vector[-1] = weight
     vector &= kind.type(2**bounds.modulus_bits - 1)
     return vector
 
 
-def _weighted(codes: NDArray[Any], weight: int, out: Residues) -> int:
-    """Write codes times a weight, modulo what a word holds; return their number."""
-    scratch = np.empty(min(_BLOCK, codes.size), np.int64)
-    for start in range(0, codes.size, _BLOCK):
-        part = codes[start : start + _BLOCK]
-        block = scratch[: part.size]  # fresh memory takes longer than the product
-        np.multiply(part, np.int64(weight), out=block)
-        np.copyto(out[start : start + part.size], block, casting="unsafe")  # C's cast wraps
-    return codes.size
+def _weigh(codes: NDArray[Any], weight: int, out: Residues) -> None:
+    """Write codes times a weight, modulo what a word holds."""
+
+    def weigh(begin: int) -> None:
+        scratch = np.empty(min(_BLOCK, codes.size), np.int64)
+        for start in range(begin, min(begin + PART, codes.size), _BLOCK):
+            part = codes[start : start + _BLOCK]
+            block = scratch[: part.size]  # fresh memory takes longer than the product
+            np.multiply(part, np.int64(weight), out=block)
+            np.copyto(out[start : start + part.size], block, casting="unsafe")  # C's cast wraps
+
+    in_parts(weigh, codes.size)
 
 
 def add_masks(vector: Residues, bits: int, masks: Iterable[tuple[bytes, int]]) -> Residues:
@@ -125,22 +131,28 @@ def add_masks(vector: Residues, bits: int, masks: Iterable[tuple[bytes, int]]) -
     """
     kind = word(bits)
     total = vector.astype(kind, copy=False)  # wraps modulo a multiple of the modulus
-    octets = np.empty(len(_ZEROS), np.uint8)
-    words = octets.view(kind)
-    streams = [
-        (
-            Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor(),
-            np.add if sign > 0 else np.subtract,
-        )
-        for seed, sign in masks
-    ]
-    for start in range(0, total.size, words.size):
-        block = total[start : start + words.size]  # stays in the cache for all masks
-        zeros, written = _ZEROS[: block.nbytes], octets.data[: block.nbytes]
-        for cipher, combine in streams:
-            cipher.update_into(zeros, written)
-            combine(block, words[: block.size], out=block)
-        block &= kind.type(2**bits - 1)
+    seeds = list(masks)
+
+    def add(begin: int) -> None:
+        counter = (begin * kind.itemsize // _CIPHER_BLOCK).to_bytes(_CIPHER_BLOCK)
+        octets = np.empty(len(_ZEROS), np.uint8)
+        words = octets.view(kind)
+        streams = [
+            (
+                Cipher(algorithms.AES256(seed), modes.CTR(counter)).encryptor(),
+                np.add if sign > 0 else np.subtract,
+            )
+            for seed, sign in seeds
+        ]
+        for start in range(begin, min(begin + PART, total.size), words.size):
+            block = total[start : start + words.size]  # stays in the cache for all masks
+            zeros, written = _ZEROS[: block.nbytes], octets.data[: block.nbytes]
+            for cipher, combine in streams:
+                cipher.update_into(zeros, written)
+                combine(block, words[: block.size], out=block)
+            block &= kind.type(2**bits - 1)
+
+    in_parts(add, total.size)
     return total
 
 

@@ -14,6 +14,7 @@ from flwr_privacy.secure_sum import Bounds, MaskedSum
 from flwr_privacy.secure_sum.masked import MASKED, add_masks, values_of
 from flwr_privacy.secure_sum.secrets import Derivation
 from flwr_privacy.wire.channel import KeyPair
+from flwr_privacy.wire.parts import PART
 
 MODULI = [2, 5, 8, 13, 16, 17, 31, 33, 47, 64]
 FALSE_ALARM = 1e-8  # of one chi-square test
@@ -48,9 +49,10 @@ def assert_uniform(vector: np.ndarray, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 8, 9, 16, 20, 32, 33, 64])
-def test_a_mask_is_the_keystream_of_aes_in_counter_mode_cut_into_words(bits):
+@pytest.mark.parametrize("size", [70_001, 2 * PART + 70_001])
+def test_a_mask_is_the_keystream_of_aes_in_counter_mode_cut_into_words(bits, size):
+    # Over several blocks of the cipher's buffer, and several parts; both end within one.
     seed = hashlib.sha256(b"a seed").digest()
-    size = 70_001  # goes over several blocks of the cipher's buffer, and ends within one
     words = np.frombuffer(keystream(seed, size * words_of(bits)), f"<u{words_of(bits)}")
     expected = words.astype(np.uint64) % np.uint64(2**bits) if bits < 64 else words
     np.testing.assert_array_equal(mask(seed, bits, size), expected)

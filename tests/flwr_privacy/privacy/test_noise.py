@@ -15,6 +15,7 @@ from flwr_privacy.privacy.noise import (
     discretisation_gap,
 )
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.wire.parts import PART
 
 # Seeds are fixed; a right sampler would fail a chi-square test with one seed in 10,000.
 LEAST_P = 1e-4
@@ -320,7 +321,7 @@ def test_equal_streams_give_equal_noise_and_others_do_not():
     assert np.mean(first == second) < 0.03
 
 
-@pytest.mark.parametrize("size", [noise._PART * 2 - 1, noise._PART * 2, noise._PART * 3 + 5])
+@pytest.mark.parametrize("size", [PART, PART + 1000, PART * 3 + 5])
 def test_large_vectors_are_the_same_on_any_number_of_threads(size, monkeypatch):
     drawn = []
     for threads in ("1", "3"):
@@ -333,7 +334,7 @@ def test_large_vectors_are_the_same_on_any_number_of_threads(size, monkeypatch):
     assert values.std() == pytest.approx(50.0, rel=0.01)
     assert p_value(values[-100_000:], discrete_gaussian, 50.0, 1000) > LEAST_P
     # No part is another one.
-    parts = [values[start : start + 1000] for start in range(0, size - 1000, noise._PART)]
+    parts = [values[start : start + 1000] for start in range(0, size - 1000, PART)]
     for one, other in itertools.combinations(parts, 2):
         assert np.mean(one == other) < 0.03
 
