@@ -8,7 +8,7 @@ accumulated cannot be taken out again, so everything is checked first.
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,7 @@ class WeightedMean:
     (array([2.5, 5. ], dtype=float32), {'loss': 7.0}, ['a', 'b'])
     """
 
-    sum_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.float64)
+    sum_dtype: np.dtype[Any] = np.dtype(np.float64)
 
     def __init__(self, template: Arrays) -> None:
         self.template = {

@@ -65,7 +65,8 @@ def read_terms(kind: type[_Message], record: Mapping[str, Any]) -> _Message:
     """
     values = _values(kind, record)
     given = (tuple(v) if type(v) is list else v for v in values.values())
-    made: _Message = _made(kind, tuple(values), tuple(given))
+    make: Any = _made  # mypy takes types for unhashable
+    made: _Message = make(kind, tuple(values), tuple(given))
     return made
 
 

@@ -341,9 +341,9 @@ def _remove(path: Path) -> None:
 def _full(path: Path) -> Iterator[None]:
     """Have what is written to a ledger go to a disk without space."""
 
-    def write(target: Path, content: bytes, **own: Any) -> None:
+    def write(target: Path, descriptor: int, content: bytes, **own: Any) -> None:
         if target != path.resolve():
-            return append(target, content, **own)
+            return append(target, descriptor, content, **own)
         with _FULL.open("wb", buffering=0) as full:
             full.write(content)
 
