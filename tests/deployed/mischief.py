@@ -57,7 +57,7 @@ def mischief(
 def full_disk(path: Path) -> Iterator[None]:
     """Have what is written to a ledger go to a disk without space."""
 
-    def write(target: Path, content: bytes, **_: Any) -> None:
+    def write(target: Path, _descriptor: int, content: bytes, **_: Any) -> None:
         assert target == path.resolve()
         with FULL.open("wb", buffering=0) as full:
             full.write(content)
