@@ -378,6 +378,38 @@ def test_an_answer_that_cannot_be_sent_is_refused_alone(more: dict[str, Any]) ->
     assert node.ask("02", request=1)["all"][COHORT]["answered"] == ["0", "2"]
 
 
+def test_a_step_that_fails_half_way_can_be_taken_again() -> None:
+    class Client(MSPDQClient):
+        fails = False
+
+        def _said(self, *given: Any) -> Any:
+            said = super()._said(*given)
+            if self.fails and client_id_from(_config(self)) == "1":
+                raise RuntimeError("half-way")
+            return said
+
+    one, many = Node(cohort=False), Node(cohort=True, client=Client)
+    for node in (one, many):
+        node.train("012")
+    Client.fails = True
+    first = outcomes(many.ask("012")["all"])
+    Client.fails = False
+    alone = {client: of_one(answer) for client, answer in one.ask("012").items()}
+    assert "half-way" in first.pop("1")
+    assert {**first, **outcomes(many.ask("1")["all"])} == alone
+
+
+def test_a_client_that_answers_only_in_sums_declines_a_step() -> None:
+    class Client(MSPDQClient):
+        pass
+
+    node = Node(cohort=True, client=Client)
+    node.train("01")
+    Client.sums = "only"
+    answer = node.ask("01")["all"]
+    assert answer[COHORT]["refused-reasons"] == ["declined"] * 2
+
+
 def test_a_step_has_no_training() -> None:
     class Training(MSPDQClient):
         def handle(self, phase: str, arrays: Any, fields: Any, train: Any) -> Any:

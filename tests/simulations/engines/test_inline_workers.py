@@ -136,6 +136,22 @@ def test_what_a_state_does_not_have_any_more_stays_readable_for_who_holds_it(
     np.testing.assert_array_equal(sent(again)[0]["arrays"]["0"].numpy(), LARGE)
 
 
+def test_what_was_read_of_a_state_stays_as_it_was_when_its_file_is_written_again(
+    tmp_path: Path,
+) -> None:
+    state = message(Array(LARGE))
+    place_state(tmp_path, state)
+    (path,) = files_of_state(state)
+    place_state(tmp_path, RecordDict())  # another message: the process forgets what it wrote
+    array = sent(state)[0]["arrays"]["0"]
+    read, spare = array.values, [path]
+    place_state(tmp_path, message(LocalArray(LARGE + 1)), None, spare)
+    assert not spare
+    assert not Path(path).exists()
+    for values in (read, array.values):
+        np.testing.assert_array_equal(values, LARGE)
+
+
 def test_a_state_that_nobody_reads_is_not_opened(tmp_path: Path) -> None:
     state = message(Array(LARGE))
     place_state(tmp_path, state)
