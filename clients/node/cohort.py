@@ -69,7 +69,7 @@ def run_cohort(app: App, header: Header, message: Message, context: Context) -> 
 
     def answered(client: SchemeClient, client_id: str, own_context: Context) -> tuple[Reply, int]:
         if step is not None and step.fits(client):
-            return step.taken(app, client, client_id, own_context)
+            return step.take(app, client, client_id, own_context)
         group = cohort.group_of.get(client_id)
         own_message = with_content(message, _content_of(client_id, content, group))
         reply = run_client(app, client, client_id, own_message, own_context, cohort=cohort)

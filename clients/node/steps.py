@@ -114,7 +114,7 @@ class Step:
         # Where something is charged, an answer shows the head of the client's ledger.
         return self._header.phase in client.steps and not client.guarantees_dp
 
-    def taken(
+    def take(
         self, app: App, client: SchemeClient, client_id: str, context: Context
     ) -> tuple["Row | RecordDict", int]:
         """Take the step for one client; return its answer and the bytes of its payload.
@@ -128,9 +128,9 @@ class Step:
         _, fields = Run(app, client, client_id, message, context, header, fields).admitted(arrays)
         with refusing_alike(client, context, []):
             out, own = client.handle(header.phase, arrays, fields, _no_training)
-        return self._written(client_id, out, own)
+        return self._as_row(client_id, out, own)
 
-    def _written(self, client_id: str, out: Arrays, own: Fields) -> tuple["Row | RecordDict", int]:
+    def _as_row(self, client_id: str, out: Arrays, own: Fields) -> tuple["Row | RecordDict", int]:
         """Return an answer as a row, or as records where it cannot be one; and its bytes."""
         metrics = own.pop(METRICS, {})
         arrays = {name: np.asarray(array) for name, array in out.items()}

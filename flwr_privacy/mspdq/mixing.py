@@ -228,7 +228,8 @@ class SubStates:
 
     def gap(self, *, weight: int | Vectors) -> Vectors:
         """Return ``H - weight * v``, the sum of the gaps of hidden and visible sub-states."""
-        return self.hidden - weight * self.visible
+        gap: Vectors = weight * self.visible
+        return np.subtract(self.hidden, gap, out=gap)
 
     def step(
         self,

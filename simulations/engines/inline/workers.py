@@ -1,6 +1,7 @@
 """Runs client apps: in this process when a reply is pulled, or in worker processes."""
 
 import ctypes
+import gc
 import importlib
 import logging
 import multiprocessing
@@ -258,6 +259,7 @@ def _start_worker(reference: str, folder: str, workers: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker_folder = folder
     _worker_app = _load(reference)
+    gc.freeze()  # modules stay: to look through those of torch each time takes as long as training
 
 
 def _end_with_parent() -> None:
