@@ -51,7 +51,8 @@ def record_bytes(kind: str, values: Mapping[str, Any], deflate: Callable[[], byt
         Returns its bytes.
     """
     entries = [(name, *_length_of(value)) for name, value in values.items()]
-    if any(entry[1] is list for entry in entries):
+    # Names are kept: those of an adversary must not fill the memory.
+    if any(entry[1] is list for entry in entries) or sum(map(len, values)) > _MOST_NAMED:
         return len(deflate())
     lengths = (kind, *entries)
     if lengths not in _SIZES:
@@ -65,6 +66,7 @@ _SIZES: dict[tuple[Any, ...], int] = {}
 """Sizes of records by what they depend on."""
 
 _MOST_SIZES = 1024
+_MOST_NAMED = 4096  # characters of the names of a record
 
 
 def _length_of(value: Any) -> tuple[Any, ...]:

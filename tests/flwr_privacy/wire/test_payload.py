@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, MetricRecord
 
+from flwr_privacy.wire import payload
 from flwr_privacy.wire.payload import payload_bytes
 
 
@@ -30,6 +31,16 @@ def test_the_size_of_a_record_is_that_of_its_bytes(kind: Any) -> None:
         names = draw.sample(["a", "ä", "client-id", "saturated"], draw.randrange(5))
         record = kind({name: value(draw, metric=kind is MetricRecord) for name in names})
         assert payload_bytes({"record": record}) == len(record.deflate()), dict(record)
+
+
+def test_no_names_of_an_adversary_are_kept() -> None:
+    before = len(payload._SIZES)
+    long = [ConfigRecord({"x" * 10_000: 1}), ConfigRecord({f"{n:05}": n for n in range(2000)})]
+    assert [payload_bytes({"r": record}) for record in long] == [len(r.deflate()) for r in long]
+    assert len(payload._SIZES) == before
+    for length in range(3000):
+        payload_bytes({"r": ConfigRecord({"name": "x" * length})})
+    assert len(payload._SIZES) <= payload._MOST_SIZES
 
 
 def test_a_record_that_cannot_be_sent_has_no_size() -> None:
