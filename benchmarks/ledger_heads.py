@@ -15,7 +15,8 @@ from flwr_privacy.privacy.ledger import Entry, Ledger, Question
 from flwr_privacy.privacy.ledger.shown import COUNT, VALUE, shown
 from flwr_privacy.privacy.ledger.signed_head import SignedHead
 from flwr_privacy.strategies.requests.ledger_heads import ChargeName, LedgerHeads
-from flwr_privacy.wire.message import RECORD, Header, payload_bytes
+from flwr_privacy.wire.message import RECORD, Header
+from flwr_privacy.wire.payload import payload_bytes
 from flwr_privacy.wire.pins import Identity
 
 from .report import Comparison

@@ -32,7 +32,7 @@ from flwr_privacy.pipeline.mechanism import Answer, Unprotected
 from flwr_privacy.privacy.averaging import WeightedMean
 from flwr_privacy.privacy.randomness import SecureRandom
 from flwr_privacy.privacy.updates import released_names
-from flwr_privacy.wire.arrays import Arrays
+from flwr_privacy.wire.arrays import Arrays, HashedArrays
 from flwr_privacy.wire.fields import read_terms, write
 from flwr_privacy.wire.identity import client_id_from
 from flwr_privacy.wire.layout import Layout
@@ -42,6 +42,7 @@ __all__ = ["MSPClient", "MSPClientApp", "MSPDQClient", "MSPDQClientApp"]
 
 _PLACE, _STATES = "flwr-privacy.mixing", "flwr-privacy.sub-states"
 _WEIGHT = "num-examples"
+_AVERAGED = "_averaged"
 
 Vectors = NDArray[np.float64]
 
@@ -49,6 +50,7 @@ Vectors = NDArray[np.float64]
 class _MixingClient(SchemeClient):
     """What both client halves share: the round's memory, and who is asked what when."""
 
+    steps: ClassVar[frozenset[str]] = frozenset({SYNC, MIX})
     keeps_statistics: ClassVar[bool] = True
 
     def release(self, phase: str, arrays: Arrays, fields: Fields, train: Train) -> Unprotected:
@@ -76,8 +78,7 @@ class _MixingClient(SchemeClient):
         if phase == TRAIN:
             return self._begin(round_, arrays, fields, train, random)
         terms = round_.terms()
-        layout = Layout.of(arrays, list(arrays))
-        average = layout.vector(arrays)
+        layout, average = _averaged(arrays)
         if phase == SYNC:
             weight = terms.mixing.own_weight(random)
             member = Member.begin(terms, round_.model(layout.size), average, weight=weight)
@@ -311,8 +312,8 @@ class _Round:
         record = self._state[_STATES]
         if not isinstance(record, ArrayRecord) or not set(names) <= set(record):
             raise ProtocolError("the request does not follow the client's last message")
-        # Copies: what a message that fails half-way did to them is forgotten.
-        arrays: list[Any] = [np.array(RecordArrays(record)[name]) for name in names]
+        # Not copied: a step makes new arrays, so a message that fails half-way leaves these.
+        arrays: list[Any] = [RecordArrays(record)[name] for name in names]
         if any(array.size != size for array in arrays):
             raise ProtocolError(
                 f"an average of {size} values for a client with {arrays[0].size} of them"
@@ -327,6 +328,18 @@ class _Round:
         kept["sent"], kept["weight"] = sent, weight
         self._state[_PLACE] = kept
         self._state[_STATES] = to_record(arrays, local=True)
+
+
+def _averaged(arrays: Arrays) -> tuple[Layout, Vectors]:
+    """Return the layout of an average and its values; once where several clients share it."""
+    made = vars(arrays) if isinstance(arrays, HashedArrays) else {}
+    if _AVERAGED not in made:
+        layout = Layout.of(arrays, list(arrays))
+        average = layout.vector(arrays)
+        average.flags.writeable = False
+        made[_AVERAGED] = layout, average
+    averaged: tuple[Layout, Vectors] = made[_AVERAGED]
+    return averaged
 
 
 def _scalar(member: Member) -> Fields:

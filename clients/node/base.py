@@ -86,6 +86,11 @@ class SchemeClient(NumPyClient):
         What the app's records look like, set in a class of the app's own. It says that the training
         reads data through `flwr_privacy.clients.own_data` alone. Then it is rehearsed on generated
         records before the first charge of an experiment, where all data of a client are protected.
+    steps : frozenset of str
+        Phases that need none of the user's code: neither its training nor its data. A node that
+        runs several clients reads such a request once for all of them, and sends their answers,
+        whose arrays nobody changes any more, as rows. A subclass whose `handle` trains in one of
+        them leaves it out.
     keeps_statistics : bool
         Whether the running statistics of normalisation layers stay where they are. A training
         request is refused then if it does not say which arrays are statistics and the model looks
@@ -98,6 +103,7 @@ class SchemeClient(NumPyClient):
     guarantees_dp: ClassVar[bool] = False
     sums: ClassVar[str] = "never"
     sums_evaluations: ClassVar[bool] = False
+    steps: ClassVar[frozenset[str]] = frozenset()
     keeps_statistics: ClassVar[bool] = False
     records: "ClassVar[RecordLayout | None]" = None
     opened: tuple[Context, ContextStore] | None = None

@@ -15,7 +15,8 @@ from flwr_privacy.privacy.averaging import ReplyRefusedError, WeightedMean
 from flwr_privacy.privacy.ledger.shown import SHOWN, head_in, is_shown
 from flwr_privacy.wire.cohort import SUM, Cohort, CohortAnswer
 from flwr_privacy.wire.identity import CLIENT_ID_KEY, PARTITION_ID_KEY
-from flwr_privacy.wire.message import COHORT, HELLO, RECORD, Header, payload_bytes
+from flwr_privacy.wire.message import COHORT, HELLO, RECORD, Header
+from flwr_privacy.wire.payload import payload_bytes
 
 from . import secure_sum
 from .base import SchemeClient
@@ -32,11 +33,15 @@ from .dispatch import (
 )
 from .node_settings import COHORTS_VARIABLE, may_run_any
 from .records import RecordArrays, decoded, first_array_record, to_record, with_content
+from .steps import Row, Step, collected
 
 __all__ = ["run_cohort"]
 
-Outcome = tuple[RecordDict, int] | ReplyRefusedError
-"""The reply of one client of a cohort with its size in bytes, or why there is none."""
+Reply = RecordDict | Row
+"""The reply of one client of a cohort."""
+
+Outcome = tuple[Reply, int] | ReplyRefusedError
+"""Such a reply with its size in bytes, or why there is none."""
 
 
 def run_cohort(app: App, header: Header, message: Message, context: Context) -> RecordDict:
@@ -60,17 +65,23 @@ def run_cohort(app: App, header: Header, message: Message, context: Context) -> 
     mean: list[WeightedMean] = []
     content = decoded(message.content)
     states = _states(context)
+    step = Step.of(with_content(message, content), header, cohort)
 
-    def outcome(client_id: str) -> tuple[str, Outcome]:
+    def answered(client: SchemeClient, client_id: str, own_context: Context) -> tuple[Reply, int]:
+        if step is not None and step.fits(client):
+            return step.take(app, client, client_id, own_context)
         group = cohort.group_of.get(client_id)
         own_message = with_content(message, _content_of(client_id, content, group))
+        reply = run_client(app, client, client_id, own_message, own_context, cohort=cohort)
+        return reply, payload_bytes(reply)
+
+    def outcome(client_id: str) -> tuple[str, Outcome]:
         own_context = _context_of(cohort, client_id, context, states.get(client_id, {}))
         try:
             client = built(app, own_context)
             if not mean:
                 mean.append(_accumulator(client, content, cohort.group_of))
-            reply = run_client(app, client, client_id, own_message, own_context, cohort=cohort)
-            size = payload_bytes(reply)
+            reply = answered(client, client_id, own_context)
         except DeclinedError as error:
             return client_id, ReplyRefusedError("declined", str(error))
         except ChargedFailureError as error:
@@ -83,18 +94,16 @@ def run_cohort(app: App, header: Header, message: Message, context: Context) -> 
         except Exception as error:  # noqa: BLE001
             return client_id, ReplyRefusedError("error", f"{type(error).__name__}: {error}")
         _keep_state(client_id, own_context.state, states.get(client_id, ()), context.state)
-        return client_id, (reply, size)
+        return client_id, reply
 
     tally = _Tally(cohort)
     collect = _sum if cohort.reply == SUM else _gather
     # A client runs only when its outcome is asked for: its arrays may be those of a model that the
     # next client fills.
-    content = collect(header, cohort, mean, tally, map(outcome, cohort.clients))
+    answer = collect(header, cohort, mean, tally, map(outcome, cohort.clients))
     keepers = _states(context)
-    content[COHORT] = ConfigRecord(
-        tally.answer([c for c in cohort.clients if c in keepers]).write()
-    )
-    return content
+    answer[COHORT] = ConfigRecord(tally.answer([c for c in cohort.clients if c in keepers]).write())
+    return answer
 
 
 def _accumulator(
@@ -116,8 +125,9 @@ def _sum(
     outcomes: Iterator[tuple[str, Outcome]],
 ) -> RecordDict:
     for client_id, reply in tally.usable(outcomes):
-        metrics = _metrics(reply)
-        arrays = RecordArrays(first_array_record(reply)) if mean[0].template else {}
+        records = RecordDict(reply.records(header)) if isinstance(reply, Row) else reply
+        metrics = _metrics(records)
+        arrays = RecordArrays(first_array_record(records)) if mean[0].template else {}
         try:
             mean[0].take(client_id, dict(arrays), metrics, cohort.weighted_by)
         except ReplyRefusedError as error:
@@ -140,12 +150,7 @@ def _gather(
     tally: "_Tally",
     outcomes: Iterator[tuple[str, Outcome]],
 ) -> RecordDict:
-    content = RecordDict()
-    for client_id, reply in tally.usable(outcomes):
-        for name, record in reply.items():
-            content[f"{name}@{client_id}"] = record
-    content[RECORD] = reply_record(header, "", {})
-    return content
+    return collected(header, dict(tally.usable(outcomes)))
 
 
 class _Tally:
@@ -157,7 +162,7 @@ class _Tally:
         self._bytes_up = 0
         self._shown: dict[str, tuple[int, bytes]] = {}  # the ledgers' heads
 
-    def usable(self, outcomes: Iterator[tuple[str, Outcome]]) -> Iterator[tuple[str, RecordDict]]:
+    def usable(self, outcomes: Iterator[tuple[str, Outcome]]) -> Iterator[tuple[str, Reply]]:
         """Yield the replies that are on time."""
         for client_id, outcome in outcomes:
             if isinstance(outcome, ReplyRefusedError):
@@ -165,7 +170,7 @@ class _Tally:
                 continue
             reply, size = outcome
             self._bytes_up += size
-            record = config_record(reply, RECORD)
+            record = ConfigRecord() if isinstance(reply, Row) else config_record(reply, RECORD)
             if is_shown(record):
                 # Once for all, also where the replies are added up.
                 head = head_in(record)

@@ -67,11 +67,14 @@ if TYPE_CHECKING:
 __all__ = [
     "ARRAYS",
     "App",
+    "Run",
     "built",
     "check_round",
     "config_record",
     "discreet",
     "is_of_the_app",
+    "read_request",
+    "refusing_alike",
     "reply_record",
     "run_client",
     "untold",
@@ -152,7 +155,7 @@ def built(app: App, context: Context) -> SchemeClient:
 
 
 @contextmanager
-def _refusing_alike(client: SchemeClient, context: Context, called: list[str]) -> Iterator[None]:
+def refusing_alike(client: SchemeClient, context: Context, called: list[str]) -> Iterator[None]:
     """Give all failures of the user's code one fixed text where failures are not charged.
 
     Those of simulated clients keep theirs. What a scheme refuses before the user's code was
@@ -183,8 +186,8 @@ def run_client(
     cohort: Cohort | None = None,
 ) -> RecordDict:
     """Run one client on a request, possibly one to a cohort, and return its reply."""
-    header, fields = _read(client, message)
-    run = _Run(app, client, client_id, message, context, header, fields)
+    header, fields = read_request(client, message)
+    run = Run(app, client, client_id, message, context, header, fields)
     if header.phase == HELLO:
         own = {**client.introduce(header.experiment_id), "plays": "one"}
         if may_run_any(context.node_config):
@@ -217,7 +220,7 @@ def _is_evaluation(message: Message) -> bool:
     return message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
 
 
-def _read(client: SchemeClient, message: Message) -> tuple[Header, Fields]:
+def read_request(client: SchemeClient, message: Message) -> tuple[Header, Fields]:
     """Return the header and the scheme's own fields of a request, if they are for this client."""
     header, fields = Header.read(config_record(message.content, RECORD))
     kind = message.metadata.message_type
@@ -233,7 +236,7 @@ def _read(client: SchemeClient, message: Message) -> tuple[Header, Fields]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class Run:
     """One client and one request to it, whose header was checked."""
 
     app: App
@@ -262,7 +265,7 @@ class _Run:
                     frozen.check_loaded()
             return metrics
 
-        with _refusing_alike(client, self.context, called):
+        with refusing_alike(client, self.context, called):
             out, own = client.answer_evaluation(arrays, fields, discreet(evaluate, "evaluation"))
             metrics = dict(own.pop(METRICS, {}))
             if place is not None:
@@ -275,16 +278,9 @@ class _Run:
 
     def handle(self, *, local: bool) -> RecordDict:
         """Return what the client half answers, masked where it goes into a secure sum."""
-        client, header, content = self.client, self.header, self.message.content
-        kind = self.message.metadata.message_type
-        if JOIN in content and kind != MessageType.TRAIN:
-            raise ProtocolError(f"a secure sum over answers to '{kind}': only 'train' has one")
-        arrays, called = RecordArrays(first_array_record(content)), list[str]()
-        # Before the client joins a sum: a refusal must leave no trace there.
-        if client.keeps_statistics and header.phase == TRAIN:
-            check_question(arrays, self.fields)
-        place = _place(client, self.context, header, content)
-        fields = self.fields | _named(header, place, _told(content))
+        client, header = self.client, self.header
+        arrays, called = RecordArrays(first_array_record(self.message.content)), list[str]()
+        place, fields = self.admitted(arrays)
 
         def train(start: Arrays) -> Trained:
             called.append(TRAIN)
@@ -298,7 +294,7 @@ class _Run:
                 return trained._replace(arrays=frozen.trained(start, trained.arrays))
 
         # What cannot be encoded may tell of data, too.
-        with _refusing_alike(client, self.context, called):
+        with refusing_alike(client, self.context, called):
             out, own = client.handle(header.phase, arrays, fields, discreet(train, "training"))
             metrics = dict(own.pop(METRICS, {}))
             if place is not None:
@@ -310,6 +306,18 @@ class _Run:
                     RECORD: self._record(own),
                 }
             )
+
+    def admitted(self, arrays: Arrays) -> "tuple[SumPlace | None, Fields]":
+        """Check a request; return the place in its secure sum, and the fields for the client."""
+        client, header, content = self.client, self.header, self.message.content
+        kind = self.message.metadata.message_type
+        if JOIN in content and kind != MessageType.TRAIN:
+            raise ProtocolError(f"a secure sum over answers to '{kind}': only 'train' has one")
+        # Before the client joins a sum: a refusal must leave no trace there.
+        if client.keeps_statistics and header.phase == TRAIN:
+            check_question(arrays, self.fields)
+        place = _place(client, self.context, header, content)
+        return place, self.fields | _named(header, place, _told(content))
 
     def _trained(self, start: Arrays) -> Trained:
         """Return what the user's training makes of some arrays."""

@@ -23,8 +23,8 @@ class Codec:
     Parameters
     ----------
     start : ndarray, shape (d,)
-        What both ends have at message 0: the common start, or what `decode_start` returns. It is
-        copied.
+        What both ends have at message 0: the common start, or what `decode_start` returns. Nobody
+        changes it any more.
     levels : int
         Number of knobs.
 
@@ -43,7 +43,7 @@ class Codec:
     """
 
     def __init__(self, start: NDArray[np.floating], levels: int) -> None:
-        self.value: Vectors = np.array(start, np.float64)
+        self.value: Vectors = np.asarray(start, np.float64)
         self.levels = levels
 
     def encode(self, visible: Vectors, width: float, random: SecureRandom) -> tuple[Codes, int]:

@@ -396,5 +396,6 @@ def own_width(visible: Vectors, centre: Vectors) -> float:
     >>> own_width(np.array([1.0, 2.5]), np.array([1.0, 2.0]))
     1.0
     """
-    needed = 2 * float32_above(float(np.abs(visible - centre).max(initial=0.0)))
+    apart = visible - centre
+    needed = 2 * float32_above(float(np.abs(apart, out=apart).max(initial=0.0)))
     return max(needed, SMALLEST_WIDTH) if needed else 0.0

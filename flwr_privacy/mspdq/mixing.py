@@ -228,7 +228,8 @@ class SubStates:
 
     def gap(self, *, weight: int | Vectors) -> Vectors:
         """Return ``H - weight * v``, the sum of the gaps of hidden and visible sub-states."""
-        return self.hidden - weight * self.visible
+        gap: Vectors = weight * self.visible
+        return np.subtract(self.hidden, gap, out=gap)
 
     def step(
         self,
@@ -239,7 +240,7 @@ class SubStates:
         gain: float | Vectors,
         weight: int | Vectors,
     ) -> None:
-        """Carry out one mixing step, equations (3) and (21).
+        """Carry out one mixing step, equations (3) and (21); no array is changed.
 
         The mean over all clients keeps its course only if `average` is exactly that of what the
         server `heard` of each.
@@ -262,6 +263,7 @@ class SubStates:
         flow *= gain
         pull = average - heard
         pull *= kappa
-        self.visible += pull
-        self.visible += flow
-        self.hidden -= flow
+        # Into the intermediate arrays: those of before may be of a state that somebody keeps.
+        pull += self.visible
+        pull += flow
+        self.visible, self.hidden = pull, np.subtract(self.hidden, flow, out=flow)

@@ -10,10 +10,13 @@ from flwr_privacy.errors import ProtocolError
 from . import fields
 from .message import COHORT, Fields
 
-__all__ = ["EACH", "SUM", "Cohort", "CohortAnswer"]
+__all__ = ["EACH", "ROWS", "SUM", "Cohort", "CohortAnswer"]
 
 SUM, EACH = "sum", "each"
 """How a node answers for its clients: one accumulator, or every reply."""
+
+ROWS = "@*"
+"""The end of the name of a record that has a row for each client in `CohortAnswer.answered`."""
 
 _MOST_BYTES = 2**50  # of one answer
 

@@ -25,7 +25,6 @@ __all__ = [
     "VERSION",
     "Fields",
     "Header",
-    "payload_bytes",
 ]
 
 RECORD = "flwr-privacy"
@@ -168,32 +167,3 @@ _HEADER: dict[str, tuple[str, type]] = {
     "client-id": ("client_id", str),
 }
 """Entries of a record that are the header's, with their names in `Header` and their types."""
-
-
-def payload_bytes(content: Mapping[str, Any]) -> int:
-    """Return the size in bytes of a message's payload on the wire.
-
-    Parameters
-    ----------
-    content : Mapping
-        Flower's RecordDict: records of arrays (each with its serialised ``data``, or its
-        ``encoded_size`` where it is not serialised yet), of metrics and of configuration values
-        (each with a ``deflate`` method).
-
-    Returns
-    -------
-    int
-        Serialised arrays plus serialised records. Flower's own envelope (ids, hashes, about a
-        hundred bytes per array) is not counted.
-    """
-    total = 0
-    for record in content.values():
-        values = list(record.values())
-        if values and hasattr(values[0], "stype"):
-            total += sum(
-                array.encoded_size if hasattr(array, "encoded_size") else len(array.data)
-                for array in values
-            )
-        else:
-            total += len(record.deflate())
-    return total

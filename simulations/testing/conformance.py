@@ -28,7 +28,8 @@ from flwr_privacy.simulations.engines.inline.faults import KINDS
 from flwr_privacy.simulations.settings.flat_options import keywords_of
 from flwr_privacy.strategies import SchemeStrategy
 from flwr_privacy.strategies.state.experiment import Experiment
-from flwr_privacy.wire.message import DECLINED_CODE, HELLO, RECORD, payload_bytes
+from flwr_privacy.wire.message import DECLINED_CODE, HELLO, RECORD
+from flwr_privacy.wire.payload import payload_bytes
 
 from .apps import model_of, record, run_strategy, same, twins
 from .grid_tap import tapped

@@ -7,7 +7,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from flwr_privacy.wire.cohort import EACH, SUM, Cohort
-from flwr_privacy.wire.message import COHORT, EVALUATE, payload_bytes
+from flwr_privacy.wire.message import COHORT, EVALUATE
+from flwr_privacy.wire.payload import payload_bytes
 
 from .request_log import RequestLog
 

@@ -19,7 +19,8 @@ from flwr.serverapp import Grid
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.wire.hello import NONCE, NONCE_BYTES
-from flwr_privacy.wire.message import RECORD, Fields, Header, payload_bytes
+from flwr_privacy.wire.message import RECORD, Fields, Header
+from flwr_privacy.wire.payload import payload_bytes
 
 from .client_keys import ClientKeys
 from .exchange import persistent_exchange

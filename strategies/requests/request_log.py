@@ -10,7 +10,7 @@ cyclic garbage that keeps a reply's arrays in memory until the collector comes b
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -18,8 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr_privacy.errors import FlwrPrivacyError, InvalidParameterError, ProtocolError
 from flwr_privacy.privacy.averaging import ReplyRefusedError
 from flwr_privacy.privacy.ledger.shown import COUNT, VALUE
-from flwr_privacy.wire.arrays import decode_npy
-from flwr_privacy.wire.cohort import CohortAnswer
+from flwr_privacy.wire.cohort import ROWS, CohortAnswer
 from flwr_privacy.wire.identity import check_client_id
 from flwr_privacy.wire.message import (
     COHORT,
@@ -27,13 +26,15 @@ from flwr_privacy.wire.message import (
     FAILED_CODE,
     RECORD,
     REFUSED_PEERS_CODE,
+    VERSION,
     Fields,
     Header,
-    payload_bytes,
 )
+from flwr_privacy.wire.payload import payload_bytes
 
 from .ledger_heads import ChargeName, LedgerHeads
 from .pulling import IMPOSTOR_CODE, MALFORMED_CODE
+from .reply_arrays import arrays_of, replies_of_rows
 
 __all__ = ["ClientReply", "PartialSum", "RequestLog", "arrays_of"]
 
@@ -136,20 +137,6 @@ class PartialSum:
     clients: list[str]
     arrays: dict[str, Any]
     fields: Fields
-
-
-def arrays_of(record: ArrayRecord) -> dict[str, Any]:
-    """Decode a record of arrays, without copies.
-
-    Raises
-    ------
-    ReplyRefusedError
-        If an array cannot be decoded.
-    """
-    try:
-        return {name: decode_npy(array.data) for name, array in record.items()}
-    except ValueError as error:
-        raise ReplyRefusedError("malformed", f"an array cannot be decoded ({error})") from error
 
 
 @dataclass
@@ -399,6 +386,9 @@ class RequestLog:
             arrays = arrays_of(next(records, ArrayRecord()))
             yield PartialSum(answer.answered, arrays, fields)
             return
+        if f"{RECORD}{ROWS}" in content:
+            yield from self._read_rows(answer.answered, content)
+            return
         records_of: dict[str, dict[str, Any]] = {client: {} for client in answer.answered}
         for name, record in content.items():
             base, _, client = name.rpartition("@")
@@ -413,6 +403,17 @@ class RequestLog:
             except (ReplyRefusedError, ProtocolError) as error:
                 reason = error.reason if isinstance(error, ReplyRefusedError) else "malformed"
                 self.refuse(reason, f"client {client}: {error}")
+
+    def _read_rows(self, clients: list[str], content: RecordDict) -> Iterator[ClientReply]:
+        """Yield the replies of clients that a node sends as rows of the same records."""
+        try:
+            replies = replies_of_rows(clients, content, replace(self.header, version=VERSION))
+        except ReplyRefusedError as error:
+            for client in clients:
+                self.refuse(error.reason, f"client {client}: {error}")
+            return
+        for client, own, fields in replies:
+            yield ClientReply(client, own, fields)
 
     def _look_at_ledger(
         self, client_id: str, fields: Fields, *, node: int, late: bool = False

@@ -40,7 +40,7 @@ from flwr_privacy.privacy.ledger import Ledger
 from flwr_privacy.simulations.engines.inline import Fault
 from flwr_privacy.stragglers import StragglerModel
 from flwr_privacy.strategies import ACFL, Exact, Weighting
-from flwr_privacy.wire.message import payload_bytes
+from flwr_privacy.wire.payload import payload_bytes
 
 SHAPE = (FEATURES, LABELS)
 

@@ -33,6 +33,12 @@ _SOON = 30.0  # seconds within which a folder is locked once it is made
 _SMALL = 1 << 15  # bytes; a smaller array is sent with the message
 _ALIGNED = 64  # bytes
 
+_Place = tuple[str, int]
+"""A file, and where in it an array begins."""
+
+_newest: dict[_Place, NDArray[Any]] = {}
+"""The arrays that this process wrote last: most often it is the one that goes on with them."""
+
 
 @contextmanager
 def folder_for_arrays() -> Iterator[Path]:
@@ -122,7 +128,12 @@ class SharedArrays:
                 os.unlink(path)
 
 
-def place_state(folder: str | Path, state: RecordDict, given: RecordDict | None = None) -> None:
+def place_state(
+    folder: str | Path,
+    state: RecordDict,
+    given: RecordDict | None = None,
+    spare: list[str] | None = None,
+) -> None:
     """Put the large arrays of a node's state into files, one for each record.
 
     What lies in a file of the state before stays there: only what is new is written. Nobody removes
@@ -138,7 +149,11 @@ def place_state(folder: str | Path, state: RecordDict, given: RecordDict | None 
     given : RecordDict, optional
         The state before. Those of its arrays that the state does not have any more stay readable
         for an app that holds them.
+    spare : list of str, optional
+        Files that nobody reads any more, to be written again: those that are taken are removed from
+        the list. The system gives out new memory page by page, which takes longer than the writing.
     """
+    written: dict[_Place, NDArray[Any]] = {}
     before = RecordDict() if given is None else given
     known, kept = files_of_state(before), files_of_state(state)
     for array in _state_arrays(before):
@@ -148,13 +163,19 @@ def place_state(folder: str | Path, state: RecordDict, given: RecordDict | None 
         if not isinstance(record, ArrayRecord):
             continue
         large = _large(record, but=known)
-        places = _written(Path(folder), [values for _, values in large.values()])
+        places = _written(Path(folder), [values for _, values in large.values()], spare)
         placed: list[Array] = [
             _StateArray(*place, values.dtype, values.shape)
             for place, (_, values) in zip(places, large.values(), strict=False)
         ]
+        for place, (_, values) in zip(places, large.values(), strict=False):
+            written[place] = values.view()
+            written[place].flags.writeable = False
         own = {**_states_own(record, but=known), **dict(zip(large, placed, strict=False))}
         state[key] = _replaced(record, own)
+    # After the loop: what was written before is still read in it.
+    _newest.clear()
+    _newest.update(written)
 
 
 def files_of_state(state: RecordDict) -> set[str]:
@@ -198,16 +219,19 @@ class _StateArray(LocalArray):
 
     @property
     def values(self) -> NDArray[Any]:
-        held: NDArray[Any] | None = self.__dict__["held"]
-        return self._mapped() if held is None else held
+        if self.__dict__["held"] is None:
+            self.hold()
+        held: NDArray[Any] = self.__dict__["held"]
+        return held
 
     def hold(self) -> None:
-        """Keep the array readable after its file is removed."""
-        self.__dict__["held"] = self._mapped()
-
-    def _mapped(self) -> NDArray[Any]:
+        """Keep the array readable after its file is removed or written again."""
         path, offset, dtype, shape = self.__dict__["place"]
-        return _view(_mapped(path), dtype, shape, offset)
+        held = _newest.get((path, offset))
+        if held is None:  # a copy, as its file may be written again
+            held = np.fromfile(path, dtype, prod(shape), offset=offset).reshape(shape)
+            held.flags.writeable = False
+        self.__dict__["held"] = held
 
     def __deepcopy__(self, memo: Any) -> Array:
         return Array(self.dtype, self.shape, self.stype, self.data)
@@ -266,7 +290,9 @@ def _replaced(record: ArrayRecord, arrays: Mapping[str, Array]) -> ArrayRecord:
     return own
 
 
-def _written(folder: Path, arrays: Sequence[NDArray[Any]]) -> list[tuple[str, int]]:
+def _written(
+    folder: Path, arrays: Sequence[NDArray[Any]], spare: list[str] | None = None
+) -> list[_Place]:
     """Write arrays into a new file; return where each lies, or nothing if there is no room."""
     if not arrays:
         return []
@@ -274,11 +300,16 @@ def _written(folder: Path, arrays: Sequence[NDArray[Any]]) -> list[tuple[str, in
     try:
         descriptor, path = tempfile.mkstemp(dir=folder)
         # Not through a mapping: where the memory is full, writing into one kills the process.
+        if spare:  # under the new name: nobody takes it for what it was
+            os.close(descriptor)
+            os.replace(spare.pop(), path)
+            descriptor = os.open(path, os.O_WRONLY)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             for values in arrays:
                 offset = file.seek(-(-file.tell() // _ALIGNED) * _ALIGNED)
                 write_all(file, np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
                 places.append((path, offset))
+            file.truncate()
     except OSError as error:
         if path:
             os.unlink(path)

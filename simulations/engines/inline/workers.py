@@ -1,17 +1,20 @@
 """Runs client apps: in this process when a reply is pulled, or in worker processes."""
 
 import ctypes
+import gc
 import importlib
 import logging
 import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +33,9 @@ logger = logging.getLogger("flwr.privacy")
 Outcome = tuple[Message, RecordDict] | str
 """A reply and the state after it, or what the app raised."""
 
+_SPARE = "spare-"
+"""Start of the name of a file that nobody reads any more, for the next state."""
+
 _DIED = "the worker process died, twice (out of memory?)"
 
 _worker_app: ClientApp | None = None
@@ -44,6 +50,7 @@ class _Request:
     context: Context  # as it was when the request came
     files: list[str]
     of_state: set[str] = field(default_factory=set)  # files of the state that goes with it
+    spare: list[str] = field(default_factory=list)  # files for the state after it
     worker: "_Worker | None" = None
     executor: ProcessPoolExecutor | None = None
     future: Future[tuple[Outcome, list[str]]] | None = None
@@ -59,7 +66,8 @@ class _Worker:
 
     def submit(self, request: _Request) -> None:
         request.worker, request.executor = self, self._executor
-        request.future = self._executor.submit(_work, request.message, request.context)
+        work = (request.message, request.context, request.spare)
+        request.future = self._executor.submit(_work, *work)
 
     def recover(self, request: _Request) -> None:
         """Start a new process, unless one was started since the process of this message died."""
@@ -108,6 +116,7 @@ class WorkerPool:
         self._app: ClientApp | None = None
         self._waiting: dict[str, _Request] = {}
         self._of_states: dict[int, set[str]] = {}  # by node: files, until they are removed
+        self._spare: dict[int, list[str]] = {}  # by node: files of states that nobody reads now
         if workers == 0:
             self._app = _load(client_app) if isinstance(client_app, str) else client_app
         elif isinstance(client_app, str):
@@ -128,6 +137,7 @@ class WorkerPool:
         files = self._arrays.place(message.content)
         now = _copied(context)  # it is pickled later
         request = _Request(message, now, files, of_state=files_of_state(now.state))
+        request.spare = self._spare.pop(context.node_id, [])
         self._waiting[message_id] = request
         # Where the node was before, as the app may have its data there, unless another is free.
         least = min(self._workers, key=lambda other: other.waiting)
@@ -174,7 +184,9 @@ class WorkerPool:
             *(q.of_state for q in self._waiting.values() if q.context.node_id == context.node_id)
         )
         for path in files - needed:
-            os.unlink(path)
+            spare = str(Path(path).with_name(_SPARE + Path(path).name))
+            os.rename(path, spare)
+            self._spare.setdefault(context.node_id, []).append(spare)
         files &= needed
 
     def clear(self) -> None:
@@ -194,9 +206,10 @@ class WorkerPool:
                 self._arrays.release(request.files)
         for path in set().union(*self._of_states.values()):
             os.unlink(path)
+        _removed(chain(*self._spare.values(), *(q.spare for q in self._waiting.values())))
         for worker in self._workers:
             worker.waiting = 0
-        for table in (self._waiting, self._of_states, self._homes):
+        for table in (self._waiting, self._of_states, self._homes, self._spare):
             table.clear()
 
     def close(self) -> None:
@@ -208,12 +221,20 @@ class WorkerPool:
 
 def _once_more(worker: _Worker, request: _Request) -> Outcome:
     worker.recover(request)
+    _removed(request.spare)
+    request.spare = []
     try:
         worker.submit(request)
         return _received(request)
     except BrokenProcessPool:
         worker.recover(request)
         return _DIED
+
+
+def _removed(paths: Iterable[str]) -> None:
+    """Remove files that the process which they were given to has perhaps taken or removed."""
+    for path in paths:
+        Path(path).unlink(missing_ok=True)
 
 
 def _received(request: _Request) -> Outcome:
@@ -239,6 +260,7 @@ def _start_worker(reference: str, folder: str, workers: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker_folder = folder
     _worker_app = _load(reference)
+    gc.freeze()  # modules stay: to look through those of torch each time takes as long as training
     begin_worker()
 
 
@@ -283,13 +305,15 @@ def _nothing() -> None:
     """Do nothing: a process is started for it."""
 
 
-def _work(message: Message, context: Context) -> tuple[Outcome, list[str]]:
+def _work(message: Message, context: Context, spare: list[str]) -> tuple[Outcome, list[str]]:
     if _worker_app is None:
         raise RuntimeError("the worker was not started")
     outcome = _run(_worker_app, message, context)
+    if not isinstance(outcome, str):
+        place_state(_worker_folder, outcome[1], context.state, spare)
+    _removed(spare)
     if isinstance(outcome, str):
         return outcome, []
-    place_state(_worker_folder, outcome[1], context.state)
     if outcome[0].has_error():
         return outcome, []
     return outcome, SharedArrays(_worker_folder).place(outcome[0].content)

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr_privacy.clients.node import records
 from flwr_privacy.clients.node.records import LocalArray, RecordArrays, decoded, to_record
 from flwr_privacy.wire.arrays import array_digest, digest_of
-from flwr_privacy.wire.message import payload_bytes
+from flwr_privacy.wire.payload import payload_bytes
 
 ARRAYS = [
     np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -7,7 +7,8 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from flwr_privacy.errors import ProtocolError
 from flwr_privacy.wire.digests import request_digest
-from flwr_privacy.wire.message import Header, payload_bytes
+from flwr_privacy.wire.message import Header
+from flwr_privacy.wire.payload import payload_bytes
 
 HEADER = Header(scheme="fedavg", experiment_id="e1", phase="train", server_round=2)
 

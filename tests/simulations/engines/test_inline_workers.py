@@ -136,6 +136,22 @@ def test_what_a_state_does_not_have_any_more_stays_readable_for_who_holds_it(
     np.testing.assert_array_equal(sent(again)[0]["arrays"]["0"].numpy(), LARGE)
 
 
+def test_what_was_read_of_a_state_stays_as_it_was_when_its_file_is_written_again(
+    tmp_path: Path,
+) -> None:
+    state = message(Array(LARGE))
+    place_state(tmp_path, state)
+    (path,) = files_of_state(state)
+    place_state(tmp_path, RecordDict())  # another message: the process forgets what it wrote
+    array = sent(state)[0]["arrays"]["0"]
+    read, spare = array.values, [path]
+    place_state(tmp_path, message(LocalArray(LARGE + 1)), None, spare)
+    assert not spare
+    assert not Path(path).exists()
+    for values in (read, array.values):
+        np.testing.assert_array_equal(values, LARGE)
+
+
 def test_a_state_that_nobody_reads_is_not_opened(tmp_path: Path) -> None:
     state = message(Array(LARGE))
     place_state(tmp_path, state)
@@ -344,14 +360,29 @@ def test_an_app_may_hold_what_its_state_does_not_have_any_more() -> None:
         assert answered(grid, asked(grid, "read")) == 2 * LARGE.size
 
 
+def test_what_an_app_holds_stays_as_it_was_when_its_file_is_written_again() -> None:
+    with closing(InlineGrid("keeping_app:app", 1, workers=1)) as grid:
+        answered(grid, asked(grid, "keep 2"))
+        answered(grid, asked(grid, "hold"))
+        for number in (3, 4, 5):
+            answered(grid, asked(grid, f"keep {number}"))
+            spare = list(Path(grid._pool._folder).glob("spare-*"))
+            assert len(spare) == 1  # of the state before; what it was itself is the new one
+        assert answered(grid, asked(grid, "put back")) == 2 * LARGE.size
+        assert answered(grid, asked(grid, "read")) == 2 * LARGE.size
+    assert not Path(spare[0]).exists()
+
+
 def test_a_pool_serves_one_grid_after_the_other_and_keeps_nothing_of_the_first() -> None:
     pool = WorkerPool("keeping_app:app", 1)
     with closing(pool):
         with closing(InlineGrid("keeping_app:app", 1, pool=pool)) as grid:
             assert answered(grid, asked(grid, "keep 1")) == LARGE.size
+            assert answered(grid, asked(grid, "keep 1")) == LARGE.size
             for _ in range(4):  # nobody pulls the answers
                 asked(grid, "read")
         assert files(grid) == 0
+        assert not list(Path(pool._folder).glob("spare-*"))
         with closing(InlineGrid("keeping_app:app", 1, pool=pool)) as grid:
             assert answered(grid, asked(grid, "read")) == 0
             assert answered(grid, asked(grid, "keep 2")) == 2 * LARGE.size

@@ -22,7 +22,8 @@ from flwr_privacy.privacy.ledger.chain import begun
 from flwr_privacy.privacy.ledger.shown import COUNT, SIGNATURE, VALUE, shown
 from flwr_privacy.privacy.ledger.signed_head import SignedHead
 from flwr_privacy.strategies.requests.ledger_heads import ChargeName, LedgerHeads
-from flwr_privacy.wire.message import RECORD, payload_bytes
+from flwr_privacy.wire.message import RECORD
+from flwr_privacy.wire.payload import payload_bytes
 from flwr_privacy.wire.pins import Identity
 
 CHARGE = Charge(noise_multiplier=5.0, neighbours="replace_one", gap=1e-3)
