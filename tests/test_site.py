@@ -131,9 +131,9 @@ NUMBERS = [
     ("central-dp/less-noise", "server, banded", 0.791),
     ("central-dp/committee", "committee, banded", 0.816),
     ("central-dp/committee", "shares, independent", 0.521),
-    ("m2fdp/figure5-digits-equal", "M2FDP, p = 1 | 60", 0.595),
-    ("m2fdp/figure5-digits-equal", "M2FDP, p = 0.5 | 60", 0.331),
-    ("m2fdp/figure5-digits-equal", "HFL-DP | 60", 0.244),
+    ("m2fdp/figure5-digits-equal", "M2FDP, p = 1 | 60", 0.486),
+    ("m2fdp/figure5-digits-equal", "M2FDP, p = 0.5 | 60", 0.262),
+    ("m2fdp/figure5-digits-equal", "HFL-DP | 60", 0.144),
     ("fedvs/lossless", "FedVS | 1800", 0.946),
     ("fedvs/lossless", "Wait | 1800", 0.942),
 ]

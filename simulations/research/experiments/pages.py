@@ -1,5 +1,6 @@
 """Writes the pages of verdicts: a front page, and one for each paper."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def front_page(papers: Sequence[Paper]) -> str:
 def paper_page(paper: Paper) -> str:
     """Return the page of a paper."""
     parts = [f"# Replication: {paper.short}\n"]
-    parts.append(f'{paper.meaning.strip()} "{paper.title}": [what it is](../{paper.scheme}).\n')
+    parts += [paper.meaning.strip() + "\n"] * bool(paper.meaning)
+    parts.append(f'The paper: "{paper.title}". The scheme: [{paper.scheme}](../{paper.scheme}).\n')
     parts += [f"![{paper.short}](../{picture})\n" for picture in paper.pictures]
     head = ["figure", "claim", "verdict", "size", "seeds", "ours", "the paper's"]
     rows = [_row(*one) for one in paper.published()]
@@ -160,7 +162,8 @@ def _note(paper: Paper) -> str:
     if any(table["rule"] == TWO_ERRORS for table in paper.summaries):
         said.append(
             '"2 s.e." is the rule of results from before the paired test, whose values by seed are '
-            "not kept: a mean difference of more than two standard errors."
+            "not kept: a mean difference of more than two standard errors. Those results come from "
+            "earlier states of the library and were not run again since."
         )
     return " ".join(said) + "\n"
 
@@ -174,7 +177,7 @@ def _row(
         _verdict(table, verdict, p),
         _size(table),
         str(len(table["seeds"])) if table["seeds"] else "none",
-        _ours(claim),
+        _ours(claim, exact=table["rule"] == COMPUTED),
         claim["paper"],
     ]
 
@@ -197,11 +200,13 @@ def _verdict(table: Mapping[str, Any], verdict: str, p: float | None) -> str:
 def _size(table: Mapping[str, Any]) -> str:
     if table["rule"] == COMPUTED:
         return "computed"
-    size = "paper's" if table["paper_size"] else "smaller"
+    size = "smaller"
+    if table["paper_size"]:
+        size = "paper's" if _FIGURE.match(table["figure"]) else "as described"
     return f"{size}, NumPy" if "NumPy" in table["size"] else size
 
 
-def _ours(claim: Mapping[str, Any]) -> str:
+def _ours(claim: Mapping[str, Any], *, exact: bool) -> str:
     """Return the comparison that says least for the claim, and how many there are."""
     entries = claim["comparisons"]
     if not entries:
@@ -215,8 +220,10 @@ def _ours(claim: Mapping[str, Any]) -> str:
 
     entry = min(entries, key=support)
     factor, unit = (100, " %") if claim["relative"] else (1, "")
-    mean, error = float(entry["mean"]), float(entry["error"])
+    mean, error = float(entry["mean"]), math.nan if exact else float(entry["error"])
     text = spread_text(factor * mean, factor * error, sign="+") + unit
+    if not math.isfinite(mean):
+        text = "no number: a run diverged or did not get there"
     number = claim["number"]
     return text if number == 1 else f"{text} (least of {number})"
 

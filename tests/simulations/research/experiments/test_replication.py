@@ -181,7 +181,7 @@ def test_a_paper_lists_what_has_no_verdict(tmp_path: Path) -> None:
     )
     (tmp_path / "a" / "paper.toml").write_text(own)
     text = page(tmp_path, results("a/figure2", []), results("a/figure10", []))
-    assert text.startswith('# Replication: Scheme A\n\nUse it. "A Paper": ')
+    assert text.startswith('# Replication: Scheme A\n\nUse it.\n\nThe paper: "A Paper". ')
     assert "## Figures without a verdict\n\n- Figure 9: none.\n" in text
     assert text.index("### figure2") < text.index("### figure10")
     (tmp_path / "a" / "paper.toml").write_text("titel = 'x'\n")
