@@ -13,7 +13,7 @@ from .significance import ALPHA, holm_adjusted
 from .summary import COMPUTED, TWO_ERRORS
 from .verdicts import NOT_REPRODUCED, REPRODUCED, UNDECIDED, VERDICTS
 
-__all__ = ["Paper", "front_page", "paper_page"]
+__all__ = ["Paper", "front_page", "of_paper", "paper_page"]
 
 _FIGURE = re.compile(r"(Figure|Table|Section)")
 _OWN_DATA = "scikit-learn"  # in the name of a figure that is shown on other data than the paper's
@@ -82,7 +82,7 @@ class Paper:
         """Return the experiments of the paper's figures, and whether at the paper's size."""
         found: dict[str, bool] = {}
         for table in self.summaries:
-            if _FIGURE.match(table["figure"]) and _OWN_DATA not in table["figure"]:
+            if of_paper(table) and _OWN_DATA not in table["figure"]:
                 name = table["experiment"]
                 found[name] = found.get(name, False) or table["paper_size"]
         return found
@@ -91,6 +91,11 @@ class Paper:
 def is_ours(table: Mapping[str, Any], claim: Mapping[str, Any]) -> bool:
     """Return whether a claim is one that the paper does not make."""
     return str(table["figure"]).startswith(_NO_FIGURE) or str(claim["text"]).startswith(_OURS)
+
+
+def of_paper(table: Mapping[str, Any]) -> bool:
+    """Return whether an experiment is about a figure, a table or a section of the paper."""
+    return _FIGURE.match(table["figure"]) is not None
 
 
 _FRONT = (
@@ -184,7 +189,7 @@ def _row(
 
 def _figure(table: Mapping[str, Any]) -> str:
     """Return the figure in a few words, or the experiment if the paper has none."""
-    if not _FIGURE.match(table["figure"]):
+    if not of_paper(table):
         return _stem(table["experiment"])
     return str(table["figure"])
 
@@ -202,7 +207,7 @@ def _size(table: Mapping[str, Any]) -> str:
         return "computed"
     size = "smaller"
     if table["paper_size"]:
-        size = "paper's" if _FIGURE.match(table["figure"]) else "as described"
+        size = "paper's" if of_paper(table) else "as described"
     return f"{size}, NumPy" if "NumPy" in table["size"] else size
 
 
@@ -236,7 +241,7 @@ def _made(table: Mapping[str, Any]) -> str:
         said.append(f"{table['seconds']:.3g} s with version {table['version']}")
     said.append(f"[numbers](results/{table['experiment']}{'-full' * table['full']}.json)")
     text = f"- {', '.join(said)}."
-    if not _FIGURE.match(figure):
+    if not of_paper(table):
         text += f" {figure[:1].upper()}{figure[1:]}."
     if table["differences"]:
         text += f" Smaller: {'; '.join(table['differences'])}."

@@ -14,7 +14,7 @@ from typing import Any
 from flwr_privacy.errors import DataError
 from flwr_privacy.wire.files import write_text
 
-from .pages import Paper, front_page, paper_page
+from .pages import Paper, front_page, of_paper, paper_page
 from .summary import PAIRED, SUMMARY, paper_of, read_summary, summary_text
 
 __all__ = ["collect", "pages", "replication"]
@@ -97,7 +97,7 @@ def pages(results: Path) -> dict[str, str]:
 def _paper(folder: Path) -> tuple[Paper, int]:
     """Read a folder; return the paper and its place on the front page."""
     files = sorted(folder.glob("*.json"), key=lambda path: _natural(path.stem))
-    tables = [read_summary(path) for path in files]
+    tables = sorted((read_summary(path) for path in files), key=lambda table: not of_paper(table))
     usual = {**_KEYS, **dict.fromkeys(_LISTS, ())}
     own = _toml(folder / PAPER)
     if unknown := set(own) - set(usual):

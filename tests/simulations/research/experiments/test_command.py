@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from experiment_files import STEPS
+from experiment_files import STEPS, A, B, trained
 
 from flwr_privacy.simulations.cli import main
 from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.summary import SUMMARY
+from flwr_privacy.simulations.research.experiments.tables import more_seeds
 
 
 @pytest.fixture
@@ -71,3 +73,20 @@ def test_the_commands(
     assert "left: runs/experiments/a/steps/replication.json: " in out
     assert "steps.json has more seeds" in out
     assert (tmp_path / "docs" / "replication" / "a.md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("seeds", "expected"),
+    [
+        (5, "1 undecided claim: the next test is after 10 seeds, 5 more (--seeds)"),
+        (20, "1 undecided claim after the last test (20 seeds)"),
+    ],
+)
+def test_how_many_more_seeds_an_undecided_claim_takes(
+    steps: experiments.ExperimentDescription, seeds: int, expected: str
+) -> None:
+    values = (A * 4)[:seeds]
+    runs = [*trained("Large step", values), *trained("Small step", values)]
+    assert more_seeds(ExperimentResults(experiment=steps, full=False, runs=runs)) == expected
+    runs = [*trained("Large step", A), *trained("Small step", B)]
+    assert more_seeds(ExperimentResults(experiment=steps, full=False, runs=runs)) == ""

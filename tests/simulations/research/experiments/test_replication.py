@@ -180,10 +180,12 @@ def test_a_paper_lists_what_has_no_verdict(tmp_path: Path) -> None:
         'short = "Scheme A"\nmeaning = "Use it."\n[[missing]]\nfigure = "Figure 9"\nwhy = "none."\n'
     )
     (tmp_path / "a" / "paper.toml").write_text(own)
-    text = page(tmp_path, results("a/figure2", []), results("a/figure10", []))
+    ours = results("a/ahead", [], figure="no figure: ours")
+    text = page(tmp_path, results("a/figure2", []), results("a/figure10", []), ours)
     assert text.startswith('# Replication: Scheme A\n\nUse it.\n\nThe paper: "A Paper". ')
     assert "## Figures without a verdict\n\n- Figure 9: none.\n" in text
-    assert text.index("### figure2") < text.index("### figure10")
+    assert text.index("### figure2") < text.index("### figure10") < text.index("### ahead")
+    assert "No figure: ours." in text
     (tmp_path / "a" / "paper.toml").write_text("titel = 'x'\n")
     with pytest.raises(DataError, match=r"paper\.toml: unknown keys titel"):
         pages(tmp_path)
