@@ -74,8 +74,16 @@ class Paper:
                 yield table, claim, verdict, adjusted
 
     def counts(self, *, ours: bool) -> list[int]:
-        """Return how many claims have each verdict: those of the paper, or ours."""
-        found = [v for table, claim, v, _ in self.published() if is_ours(table, claim) == ours]
+        """Return how many claims have each verdict: those of the paper, or ours.
+
+        On a page without a paper's figures all claims are its own, and none is a further one.
+        """
+        alone = not any(of_paper(table) for table in self.summaries)
+        found = [
+            verdict
+            for table, claim, verdict, _ in self.published()
+            if (is_ours(table, claim) and not alone) == ours
+        ]
         return [found.count(verdict) for verdict in VERDICTS]
 
     def figures(self) -> dict[str, bool]:
@@ -137,7 +145,7 @@ def paper_page(paper: Paper) -> str:
     """Return the page of a paper."""
     parts = [f"# Replication: {paper.short}\n"]
     parts += [paper.meaning.strip() + "\n"] * bool(paper.meaning)
-    parts.append(f'The paper: "{paper.title}". The scheme: [{paper.scheme}](../{paper.scheme}).\n')
+    parts.append(f'Source: "{paper.title}". The scheme: [{paper.scheme}](../{paper.scheme}).\n')
     parts += [f"![{paper.short}](../{picture})\n" for picture in paper.pictures]
     head = ["figure", "claim", "verdict", "size", "seeds", "ours", "the paper's"]
     rows = [_row(*one) for one in paper.published()]

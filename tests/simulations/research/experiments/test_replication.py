@@ -172,6 +172,9 @@ def test_a_row_has_the_comparison_that_says_least_and_the_papers_number(tmp_path
     assert "Smaller: rounds: 3, paper 5." in text
     front = pages(tmp_path)["replication.md"]
     assert "| [a](replication/a.md) | 0 | 0 | 2 | 0 / 0 / 1 | 0 of 1 | 0 |" in front
+    page(tmp_path, {**table, "figure": "no figure: ours"})
+    front = pages(tmp_path)["replication.md"]
+    assert "| [a](replication/a.md) | 0 | 0 | 3 | 0 / 0 / 0 | no figures | 0 |" in front
 
 
 def test_a_paper_lists_what_has_no_verdict(tmp_path: Path) -> None:
@@ -182,7 +185,7 @@ def test_a_paper_lists_what_has_no_verdict(tmp_path: Path) -> None:
     (tmp_path / "a" / "paper.toml").write_text(own)
     ours = results("a/ahead", [], figure="no figure: ours")
     text = page(tmp_path, results("a/figure2", []), results("a/figure10", []), ours)
-    assert text.startswith('# Replication: Scheme A\n\nUse it.\n\nThe paper: "A Paper". ')
+    assert text.startswith('# Replication: Scheme A\n\nUse it.\n\nSource: "A Paper". ')
     assert "## Figures without a verdict\n\n- Figure 9: none.\n" in text
     assert text.index("### figure2") < text.index("### figure10") < text.index("### ahead")
     assert "No figure: ours." in text
