@@ -245,8 +245,9 @@ def _made(table: Mapping[str, Any]) -> str:
     """Return an item of a list: the command, what it took, and what is smaller than it was."""
     figure = str(table["figure"])
     said = [f"`{table['command']}`: {table['size']}"]
+    said.append(f"version {table['version']}")
     if table["seconds"] is not None:
-        said.append(f"{table['seconds']:.3g} s with version {table['version']}")
+        said.append(f"{table['seconds']:.3g} s")
     said.append(f"[numbers](results/{table['experiment']}{'-full' * table['full']}.json)")
     text = f"- {', '.join(said)}."
     if not of_paper(table):

@@ -149,8 +149,8 @@ def test_older_results_say_their_rule_and_count_in_the_family(tmp_path: Path) ->
     assert verdicts(text) == ["not reproduced", "undecided, p = 0.06", "reproduced (2 s.e.)"]
     assert '"2 s.e." is the rule of results from before the paired test' in text
     assert "| computed | none |" in text
-    assert "1.5 s with version" in text.split("### new")[1].split("###")[0]
-    assert "s with version" not in text.split("### old")[1]
+    assert "version 0.1.0, 1.5 s, [numbers]" in text.split("### new")[1].split("###")[0]
+    assert "version 0.1.0, [numbers]" in text.split("### old")[1]
 
 
 def test_a_row_has_the_comparison_that_says_least_and_the_papers_number(tmp_path: Path) -> None:
