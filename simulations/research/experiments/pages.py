@@ -90,7 +90,7 @@ class Paper:
         """Return the experiments of the paper's figures, and whether at the paper's size."""
         found: dict[str, bool] = {}
         for table in self.summaries:
-            if of_paper(table) and _OWN_DATA not in table["figure"]:
+            if _on_its_data(table):
                 name = table["experiment"]
                 found[name] = found.get(name, False) or table["paper_size"]
         return found
@@ -104,6 +104,10 @@ def is_ours(table: Mapping[str, Any], claim: Mapping[str, Any]) -> bool:
 def of_paper(table: Mapping[str, Any]) -> bool:
     """Return whether an experiment is about a figure, a table or a section of the paper."""
     return _FIGURE.match(table["figure"]) is not None
+
+
+def _on_its_data(table: Mapping[str, Any]) -> bool:
+    return of_paper(table) and _OWN_DATA not in table["figure"]
 
 
 _FRONT = (
@@ -215,7 +219,7 @@ def _size(table: Mapping[str, Any]) -> str:
         return "computed"
     size = "smaller"
     if table["paper_size"]:
-        size = "paper's" if of_paper(table) else "as described"
+        size = "paper's" if _on_its_data(table) else "as described"
     return f"{size}, NumPy" if "NumPy" in table["size"] else size
 
 
