@@ -148,7 +148,7 @@ def test_a_run_is_refused_in_one_line(
         (("experiment", "udp/figur4"), "experiment = 'udp/figur4': expected one of"),
         (("experiment", "fedvs/lossless", "--jobs", "0"), "--jobs = 0: expected an integer of"),
         (("experiment", "fedvs/lossless", "--out", "/dev/null"), "a folder that can be written"),
-        (("replication", "--out", "/dev/null/page.md"), "a file that can be written"),
+        (("replication", "--out", "/dev/null/pages"), "a folder that can be written"),
         (("reliability", "--out", "/dev/null/page.md"), "a file that can be written"),
         (("reliability", "--out", "/dev"), "a file that can be written (Is a directory)"),
         (("check", "nowhere", "--scheme", "udp"), "app = 'nowhere': expected the folder of a"),

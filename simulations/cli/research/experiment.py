@@ -35,8 +35,9 @@ def experiment(
         ),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds; a verdict takes three. Finished runs are kept.")
-    ] = "0,1,2",
+        str,
+        typer.Option(help="Seeds; a verdict takes 5, 10 or 20. Finished trainings are kept."),
+    ] = "0,1,2,3,4",
 ) -> None:
     """Train the curves of a paper's figure, or of your own, draw them, and check the claims."""
     from flwr_privacy.simulations.research.experiments import description as experiments
@@ -48,9 +49,10 @@ def experiment(
     from rich.console import Console
 
     from flwr_privacy.simulations.research.experiments.own_file import is_own_file, own_experiment
-    from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
+    from flwr_privacy.simulations.research.experiments.results import ExperimentResults
     from flwr_privacy.simulations.research.experiments.runs import train
-    from flwr_privacy.simulations.research.experiments.tables import tables
+    from flwr_privacy.simulations.research.experiments.summary import save
+    from flwr_privacy.simulations.research.experiments.tables import more_seeds, tables
 
     if is_own_file(name):
         search_current_folder()
@@ -74,23 +76,27 @@ def experiment(
     for table in tables(results):
         Console().print(table)
     typer.echo(f"picture: {picture}\nnumbers: {written}")
+    if more := more_seeds(results):
+        typer.echo(more)
 
 
 def replication(
     runs: Annotated[Path, typer.Option(help="Folder with the results of experiments.")] = Path(
         "runs/experiments"
     ),
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/replication.md"),
+    out: Annotated[Path, typer.Option(help="Folder of the pages and of the results they keep.")] = (
+        Path("docs")
+    ),
 ) -> None:
-    """Write the verdicts of all experiments that were run to one page.
+    """Collect the verdicts of experiments, and write their pages: one for each paper.
 
-    An existing page keeps its entries for experiments that have no results in the folder.
+    Results that are new go to replication/results/ in the folder; the pages are made from there.
     """
-    from flwr_privacy.simulations.research.experiments.replication import replication as page
-    from flwr_privacy.wire.files import write_text
+    from flwr_privacy.simulations.research.experiments.replication import replication as write_pages
 
-    check_can_write(out)
-    text = page(runs, out.read_text(encoding="utf-8") if out.is_file() else "")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, text)
-    typer.echo(f"page: {out}")
+    check_can_write(out, folder=True)
+    written, left = write_pages(runs, out)
+    for line in left:
+        typer.echo(f"left: {line}")
+    for page in written:
+        typer.echo(f"page: {page}")

@@ -85,6 +85,8 @@ class Claim:
         Label of a curve.
     share : float, default 0.5
         For ``trains`` and ``collapses``.
+    paper : str, default ""
+        The paper's number, if it states one: for the table of verdicts.
 
     Raises
     ------
@@ -105,6 +107,7 @@ class Claim:
     relative: bool = False
     reference: str = ""
     share: float = 0.5
+    paper: str = ""
 
     def __post_init__(self) -> None:
         name = f"claim {self.id}"

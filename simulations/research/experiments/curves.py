@@ -86,6 +86,8 @@ class TrainedRun:
         Whether no draw has a part in it, so that one run is all that there is to know.
     note : str, default ""
         What is to be said beside its values.
+    seconds : float, default 0
+        How long it took, with all runs of a search.
     """
 
     curve: str
@@ -98,6 +100,7 @@ class TrainedRun:
     searched: Searched | None = None
     exact: bool = False
     note: str = ""
+    seconds: float = 0.0
 
     @property
     def point(self) -> str:
@@ -137,6 +140,7 @@ class TrainedRun:
             values=values,
             diverged=diverged(lines),
             model=folder.model_path,
+            seconds=float(lines[-1].get("seconds", 0.0)) if lines else 0.0,
         )
 
 

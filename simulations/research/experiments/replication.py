@@ -1,110 +1,123 @@
-"""Writes the page of all verdicts, docs/replication.md, from the results of experiments."""
+"""Collects the results of experiments, and makes the pages of verdicts from them.
 
-import json
+The results are files in ``docs/replication/results/<paper>/``: one small file for each experiment
+and size (`flwr_privacy.simulations.research.experiments.summary`), and ``paper.toml``, which people
+write: what the verdicts mean for a user, and which figures have none. The pages are made from that
+folder alone.
+"""
+
 import re
-from collections.abc import Mapping
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from flwr_privacy.errors import DataError
-from flwr_privacy.simulations.reports.markdown import markdown_table
+from flwr_privacy.wire.files import write_text
 
-from .results import FULL, RESULTS
-from .tables import claim_rows, curve_rows, target_rows
-from .verdicts import VERDICTS
+from .pages import Paper, front_page, of_paper, paper_page
+from .summary import PAIRED, SUMMARY, paper_of, read_summary, summary_text
 
-__all__ = ["replication"]
+__all__ = ["collect", "pages", "replication"]
+
+RESULTS = Path("replication", "results")
+PAPER = "paper.toml"
+_KEYS = {"title": "", "short": "", "meaning": "", "scheme": "replication.md", "order": 99}
+_LISTS = ("pictures", "missing")
 
 
-def replication(folder: Path, earlier: str = "") -> str:
-    """Return a page in Markdown with the verdicts of all experiments below a folder.
+def replication(runs: Path, docs: Path) -> tuple[list[Path], list[str]]:
+    """Collect new results and write all pages.
 
     Parameters
     ----------
-    folder : Path
-        Where to look for results.
-    earlier : str, default ""
-        The page as it was: it keeps what it says of experiments that have no results there.
+    runs : Path
+        Where to look for results; it need not be there.
+    docs : Path
+        The folder of the pages.
+
+    Returns
+    -------
+    written : list of Path
+        The pages.
+    left : list of str
+        Which results were left where they are, and why.
 
     Raises
     ------
     DataError
-        If there is none, a file with results is damaged, or `earlier` is no such page.
+        If there are no results, old or new, or a file is damaged.
     """
-    found = _kept(earlier)
-    before = len(found)
-    results = sorted(folder.glob(f"**/{RESULTS}"))
-    for path in results:
-        try:
-            table = json.loads(path.read_bytes())
-            key = (str(table["experiment"]), str(table["size"]))
-            found[key] = ([str(count) for count in _counts(table)], _section(table))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: no results of an experiment ({error!r})") from error
-    if not results:
+    left = collect(runs, docs / RESULTS)
+    found = pages(docs / RESULTS)
+    if not found:
         raise DataError(
-            f"no results below {folder}, and {before} experiments on the page: run "
+            f"no results below {runs} and {docs / RESULTS}: run "
             "`flwr-privacy experiment <scheme>/<figure>` first"
         )
-    page = sorted(found.items())
-    head = ["experiment", "size", *VERDICTS]
-    overview = [[f"`{name}`", size, *counts] for (name, size), (counts, _) in page]
-    sections = (section for _, (_, section) in page)
-    return "\n".join([_HEAD, f"{markdown_table(head, overview)}\n", *sections])
+    for name, text in found.items():
+        (docs / name).parent.mkdir(parents=True, exist_ok=True)
+        write_text(docs / name, text)
+    return [docs / name for name in found], left
 
 
-_ROW = re.compile(r"\| `([^`]+)` \| ([^|]+) \|((?: \d+ \|)+)")
+def collect(runs: Path, results: Path) -> list[str]:
+    """Copy new results into the folder that is kept; return which were left, and why.
+
+    Results with fewer seeds than those that are kept are left: to drop seeds would be to choose
+    among them.
+    """
+    left = []
+    for path in sorted(runs.glob(f"**/{SUMMARY}")):
+        table = read_summary(path)
+        name = f"{table['experiment'].rpartition('/')[2]}{'-full' * table['full']}.json"
+        place = results / paper_of(table["experiment"]) / name
+        if place.exists():
+            kept = read_summary(place)
+            if kept["rule"] == PAIRED and len(kept["seeds"]) > len(table["seeds"]):
+                left.append(f"{path}: {place} has more seeds")
+                continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(place, summary_text(table))
+    return left
 
 
-def _kept(page: str) -> dict[tuple[str, str], tuple[list[str], str]]:
-    """Return the counts and the section of every experiment on a page."""
-    head, *sections = page.split("\n\n## ")
-    rows = [match for line in head.splitlines() if (match := _ROW.fullmatch(line))]
-    if len(rows) != len(sections):
-        raise DataError(
-            f"the page has {len(rows)} experiments in its table and {len(sections)} sections: "
-            "give another file, or none"
-        )
+def pages(results: Path) -> dict[str, str]:
+    """Return all pages by their place in the docs, made from the files in a folder."""
+    papers = [_paper(folder) for folder in sorted(results.glob("*")) if folder.is_dir()]
+    orders = {paper.name: order for paper, order in papers}
+    found = sorted((paper for paper, _ in papers), key=lambda one: (orders[one.name], one.name))
+    if not found:
+        return {}
     return {
-        (row[1], row[2]): (row[3].strip(" |").split(" | "), f"\n## {section.rstrip()}\n")
-        for row, section in zip(rows, sections, strict=True)
+        "replication.md": front_page(found),
+        **{f"replication/{paper.name}.md": paper_page(paper) for paper in found},
     }
 
 
-_HEAD = """# Replication
-
-After this page you know which claims of the papers came out when we trained them again, with which
-numbers, and the command that repeats each. Each claim is checked over several seeds: runs with the
-same seed (the same split of the data, start and sampled clients) are compared.
-
-- **Reproduced**, **not reproduced**: the mean difference is more than two standard errors on that
-  side of the claim (with three seeds, a rough rule). **Undecided**: it is smaller than that.
-- The advantage is that of the first curve over the second, with its standard error. A run that
-  diverged is worse than any that did not.
-- **Scaled down**: fewer clients, records and rounds than in the paper; the experiment's file in
-  `simulations/research/` lists the differences.
-- **NumPy simulation**: the scheme's mathematics or its strategy's rounds, without Flower and
-  messages, at the paper's size unless it says "scaled down".
-
-`flwr-privacy replication` writes this page from the results of `flwr-privacy experiment`; do not
-edit it by hand.
-"""
+def _paper(folder: Path) -> tuple[Paper, int]:
+    """Read a folder; return the paper and its place on the front page."""
+    files = sorted(folder.glob("*.json"), key=lambda path: _natural(path.stem))
+    tables = sorted((read_summary(path) for path in files), key=lambda table: not of_paper(table))
+    usual = {**_KEYS, **dict.fromkeys(_LISTS, ())}
+    own = _toml(folder / PAPER)
+    if unknown := set(own) - set(usual):
+        raise DataError(f"{folder / PAPER}: unknown keys {', '.join(sorted(unknown))}")
+    values: dict[str, Any] = {**usual, **own}
+    values["title"] = values["title"] or (tables[0]["paper"] if tables else folder.name)
+    values["short"] = values["short"] or folder.name
+    order = values.pop("order")
+    return Paper(name=folder.name, summaries=tables, **values), order
 
 
-def _section(table: Mapping[str, Any]) -> str:
-    seeds = f", seeds {', '.join(map(str, table['seeds']))}" * (table["size"] != "computed")
-    parts = [
-        f"\n## {table['title']}\n",
-        f"`flwr-privacy experiment {table['experiment']}"
-        f"{' --full' * table.get('full', table['size'] == FULL)}`. "
-        f"{table['source']}, {table['size']}{seeds}.\n",
-        *([f"{table['about']}\n"] if table["about"] else []),
-    ]
-    tables = [claim_rows(table), curve_rows(table)]
-    if table["targets"]:
-        tables.append(target_rows(table))
-    return "\n".join([*parts, *(f"{markdown_table(*rows)}\n" for rows in tables)])
+def _toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"{path}: no TOML ({error})") from error
 
 
-def _counts(table: Mapping[str, Any]) -> list[int]:
-    return [sum(claim["verdict"] == verdict for claim in table["claims"]) for verdict in VERDICTS]
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Let figure2 stand before figure10."""
+    return [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]

@@ -1,6 +1,5 @@
-"""The results of an experiment: its runs and findings, as JSON and as a picture."""
+"""The results of an experiment: its runs and findings, as JSON knows them."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,21 +8,17 @@ from typing import Any
 
 from flwr_privacy import __version__
 from flwr_privacy.simulations.reports.comparison.spread import mean_and_error
-from flwr_privacy.simulations.reports.style import drawing
 from flwr_privacy.simulations.research.udp.theory import search_cost
 from flwr_privacy.simulations.settings.effect import flat_settings
-from flwr_privacy.wire.files import write_text
 
 from .claims import Target
 from .curves import Searched, TrainedRun
 from .description import Curve, ExperimentDescription
 from .functions import FUNCTIONS
-from .picture import draw
 from .verdicts import CheckedClaim, check_claim
 
-__all__ = ["FULL", "RESULTS", "ExperimentResults", "save"]
+__all__ = ["ExperimentResults"]
 
-RESULTS = "experiment.json"
 FULL = "paper's size"
 SCALED = "scaled down"
 AS_WRITTEN = "as written"
@@ -64,6 +59,17 @@ class ExperimentResults:
         if not self.experiment.paper and not self.full:  # a file of the user's own
             return SCALED if self._smaller else AS_WRITTEN
         return FULL if self.full else SCALED
+
+    @property
+    def at_papers_size(self) -> bool:
+        """Whether nothing was scaled down."""
+        return SCALED not in self.size
+
+    @property
+    def seconds(self) -> float:
+        """How long the runs took, one after the other; curves may share some."""
+        shared = {(run.seed, run.model): run.seconds for run in self.runs if run.model != Path()}
+        return sum(shared.values()) + sum(r.seconds for r in self.runs if r.model == Path())
 
     @property
     def _smaller(self) -> bool:
@@ -157,18 +163,9 @@ def _claim(finding: CheckedClaim) -> dict[str, Any]:
         "relative": finding.claim.relative,
         "measure": finding.claim.measure,
         "verdict": finding.verdict,
-        "comparisons": [asdict(comparison) for comparison in finding.comparisons],
+        "p": None if finding.exact else finding.p_values.two_sided,
+        "comparisons": [{**asdict(one), "verdict": one.verdict} for one in finding.comparisons],
     }
-
-
-def save(results: ExperimentResults, out: Path) -> tuple[Path, Path]:
-    """Write the picture and the numbers into a folder; return their paths."""
-    out.mkdir(parents=True, exist_ok=True)
-    picture, numbers = out / "figure.png", out / RESULTS
-    with drawing():
-        draw(results.experiment, results.runs, size=results.size).savefig(picture)
-    write_text(numbers, json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n")
-    return picture, numbers
 
 
 def _last(runs: Sequence[TrainedRun]) -> dict[str, tuple[float, float]]:

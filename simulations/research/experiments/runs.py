@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
@@ -175,7 +176,9 @@ def _points(
     """Return all points of a function's curves for one seed."""
     function = FUNCTIONS[chosen.function]
     places = function_points(chosen, full=full)
+    started = time.perf_counter()
     found = function.of([point for *_, point in places], seed, data_root)
+    seconds = (time.perf_counter() - started) / len(places)
     runs = []
     for (curve, x, point), values in zip(places, found, strict=True):
         rounds = {"rounds": [point["round"]]} if "round" in point else {}
@@ -189,6 +192,7 @@ def _points(
                 x=x,
                 exact=not function.seeded,
                 note=function.note(point) if function.note else "",
+                seconds=seconds,
             )
         )
     return runs

@@ -37,7 +37,8 @@ def chosen(runs: Sequence[TrainedRun], *, delta: float) -> list[TrainedRun]:
             epsilon=max(one.values["epsilon"][-1] for one in own),
             delta=delta,
         )
-        found.append(replace(run, candidate=None, searched=searched))
+        seconds = sum(one.seconds for one in own)
+        found.append(replace(run, candidate=None, searched=searched, seconds=seconds))
     return found
 
 

@@ -10,9 +10,18 @@ from rich.table import Table
 from flwr_privacy.simulations.reports.comparison.spread import spread_text
 
 from .results import ExperimentResults
-from .verdicts import VERDICTS
+from .significance import next_look
+from .verdicts import UNDECIDED, VERDICTS
 
-__all__ = ["claim_rows", "curve_rows", "tables", "target_rows"]
+__all__ = [
+    "Rows",
+    "claim_rows",
+    "comparison_label",
+    "curve_rows",
+    "more_seeds",
+    "tables",
+    "target_rows",
+]
 
 _MANY = 30  # comparisons, or points of a curve, that a table has room for
 
@@ -33,6 +42,19 @@ def tables(results: ExperimentResults) -> list[Table]:
     if table["claims"]:
         found.append(_rich("Claims", *claim_rows(table, "\n")))
     return found
+
+
+def more_seeds(results: ExperimentResults) -> str:
+    """Return after how many more seeds undecided claims are tested again; empty if none are."""
+    tested = [one for one in results.findings() if not one.exact]
+    undecided = sum(one.verdict == UNDECIDED for one in tested)
+    look, seeds = next_look(len(results.seeds)), len(results.seeds)
+    if not undecided:
+        return ""
+    claims = f"{undecided} undecided claim{'s' * (undecided > 1)}"
+    if look is None:
+        return f"{claims} after the last test ({seeds} seeds)"
+    return f"{claims}: the next test is after {look} seeds, {look - seeds} more (--seeds)"
 
 
 def _extent(size: str, seeds: int) -> str:
@@ -116,11 +138,17 @@ def claim_rows(table: Mapping[str, Any], separator: str = "; ") -> Rows:
             claim["text"],
             claim["measure"],
             separator.join(_comparisons(claim)),
-            claim["verdict"],
+            _verdict(claim),
         ]
         for claim in table["claims"]
     ]
     return ["id", "claim", "by", "advantage", "verdict"], rows
+
+
+def _verdict(claim: Mapping[str, Any]) -> str:
+    """Return the verdict with its p value, if it was a test that had enough seeds."""
+    p = claim["p"]
+    return claim["verdict"] if p is None or p == 1 else f"{claim['verdict']}, p = {p:.2g}"
 
 
 def _comparisons(claim: Mapping[str, Any]) -> list[str]:
@@ -133,10 +161,20 @@ def _comparisons(claim: Mapping[str, Any]) -> list[str]:
     return [f"{len(entries)} comparisons: {', '.join(counts)}", _comparison(claim, worst)]
 
 
+def comparison_label(kind: str, share: float, first: str, second: str) -> str:
+    """Return two curves and how a claim compares them.
+
+    Examples
+    --------
+    >>> comparison_label("better", 0.5, "UDP", "FedAvg")
+    'UDP over FedAvg'
+    """
+    relation = {"close": "and", "trains": f"over {share:g} of", "collapses": f"under {share:g} of"}
+    return f"{first} {relation.get(kind, 'over')} {second}"
+
+
 def _comparison(claim: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    relation = {"close": "and", "trains": f"over {claim['share']:g} of"}
-    relation["collapses"] = f"under {claim['share']:g} of"
-    pair = f"{entry['first']} {relation.get(claim['kind'], 'over')} {entry['second']}"
+    pair = comparison_label(claim["kind"], claim["share"], entry["first"], entry["second"])
     mean, error = float(entry["mean"]), float(entry["error"])
     percent = " of the latter" if claim["relative"] else ""
     if math.isfinite(mean):

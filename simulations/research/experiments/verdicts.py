@@ -1,14 +1,19 @@
 """Checks the claims of a paper by comparing curves.
 
-A claim compares runs of the same seed, and a verdict takes at least three seeds: **reproduced** or
-**not reproduced** where the mean difference is more than two standard errors on one side of what is
-claimed, else **undecided**. A run that diverged is worse than any that did not. Values of a
-function have no spread: they are compared as they are.
+A claim compares runs of the same seed: it is **reproduced** or **not reproduced** where a paired
+test after 5, 10 or 20 seeds says so at a level of 0.05 in all
+(`flwr_privacy.simulations.research.experiments.significance`), else **undecided**, as it is with
+fewer than 5 seeds. A claim with several comparisons is reproduced if each of them is; that it fails
+is corrected for their number. Values of a function without draws are compared as they are.
+
+What a search chose for a seed depends on the other seeds, if little: such differences are not quite
+independent, and their p values not quite exact.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +23,12 @@ from flwr_privacy.simulations.reports.comparison.spread import mean_and_error
 
 from .claims import Claim
 from .curves import COSTS, END, TrainedRun, point
+from .significance import ALPHA, PValues, all_of, any_of, exact_p_values, paired_p_values
 
-__all__ = ["SEEDS", "VERDICTS", "CheckedClaim", "Comparison", "check_claim", "verdict_of"]
+__all__ = ["VERDICTS", "CheckedClaim", "Comparison", "check_claim", "verdict_of"]
 
 VERDICTS = ("reproduced", "not reproduced", "undecided")
 REPRODUCED, NOT_REPRODUCED, UNDECIDED = VERDICTS
-SEEDS = 3
-"""Fewest seeds for a verdict."""
 
 _LARGER = ("accuracy", "value", "steps", "secure", "insecure")  # of these, more is better
 
@@ -43,8 +47,8 @@ class Comparison:
         By seed, by how much the first is better.
     mean, error : float
         Mean of the differences and its standard error.
-    verdict : str
-        What this pair says of the claim.
+    p_values : PValues
+        Of the test that the claim makes of this pair.
     """
 
     first: str
@@ -53,19 +57,46 @@ class Comparison:
     differences: list[float]
     mean: float
     error: float
-    verdict: str
+    p_values: PValues
+
+    @property
+    def verdict(self) -> str:
+        """What this pair alone says of the claim."""
+        return _decided(self.p_values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedClaim:
-    """A claim with its comparisons and its verdict.
+    """A claim with its comparisons.
 
-    A claim is reproduced if all of its comparisons say so, and not reproduced if one says so.
+    Parameters
+    ----------
+    claim : Claim
+        What is claimed.
+    comparisons : list of Comparison
+        One for each pair; of a dip, those of its best point.
+    p_values : PValues
+        Of the whole claim.
+    exact : bool
+        Whether no draw has a part in it: then it is compared, and not tested.
     """
 
     claim: Claim
     comparisons: list[Comparison]
-    verdict: str
+    p_values: PValues
+    exact: bool
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on this claim alone, without regard to other claims of its paper."""
+        return _decided(self.p_values)
+
+
+def _decided(p_values: PValues) -> str:
+    """Return the verdict of a claim's p values."""
+    if p_values.two_sided > ALPHA:
+        return UNDECIDED
+    return REPRODUCED if p_values.is_better else NOT_REPRODUCED
 
 
 def check_claim(claim: Claim, runs: Sequence[TrainedRun]) -> CheckedClaim:
@@ -79,14 +110,19 @@ def check_claim(claim: Claim, runs: Sequence[TrainedRun]) -> CheckedClaim:
         For each curve one run per seed, the same seeds for all.
     """
     table = _Table(claim, runs)
-    comparisons = [_compared(table, first, second) for first, second in table.pairs()]
-    verdicts = {comparison.verdict for comparison in comparisons}
-    verdict = UNDECIDED
-    if NOT_REPRODUCED in verdicts:
-        verdict = NOT_REPRODUCED
-    elif verdicts == {REPRODUCED}:
-        verdict = REPRODUCED
-    return CheckedClaim(claim=claim, comparisons=comparisons, verdict=verdict)
+    comparisons: list[Comparison] = []
+    parts = []
+    for places in table.parts():
+        found = [[_compared(table, first, second) for first, second in pairs] for pairs in places]
+        whole = [all_of([one.p_values for one in compared]) for compared in found]
+        parts.append(any_of(whole))
+        # Beside the p value the mean counts: with few seeds, all p values are 1.
+        means = [min(one.mean for one in compared) for compared in found]
+        order = zip((one.better for one in whole), (-mean for mean in means), count(), strict=False)
+        comparisons += found[min(order)[-1]]
+    return CheckedClaim(
+        claim=claim, comparisons=comparisons, p_values=all_of(parts), exact=table.exact
+    )
 
 
 def verdict_of(differences: NDArray[np.float64]) -> tuple[float, float, str]:
@@ -102,17 +138,15 @@ def verdict_of(differences: NDArray[np.float64]) -> tuple[float, float, str]:
     mean, error : float
         The error is NaN with one seed.
     verdict : str
-        Undecided with fewer than `SEEDS`.
+        Undecided with fewer than 5 seeds.
 
     Examples
     --------
-    >>> verdict_of(np.array([0.25, 0.5, 0.75]))[2], verdict_of(np.array([-0.25, 0.5, 0.0]))[2]
+    >>> verdict_of(np.array([0.4, 0.5, 0.6, 0.5, 0.4]))[2], verdict_of(np.array([0.4, 0.5]))[2]
     ('reproduced', 'undecided')
     """
     mean, error = mean_and_error(differences.tolist())
-    if len(differences) < SEEDS:
-        return mean, error, UNDECIDED
-    return mean, error, _sided(mean, error)
+    return mean, error, _decided(paired_p_values(differences))
 
 
 class _Table:
@@ -121,7 +155,7 @@ class _Table:
     def __init__(self, claim: Claim, runs: Sequence[TrainedRun]) -> None:
         self.claim = claim
         self.seeds = sorted({run.seed for run in runs})
-        self.exact = all(run.exact for run in runs)
+        self.exact = all(run.exact for run in runs) and len(self.seeds) == 1
         self.xs: dict[str, list[float]] = {}  # by curve, if there is a sweep
         for run in runs:
             if run.x is not None and run.x not in self.xs.setdefault(run.curve, []):
@@ -131,14 +165,19 @@ class _Table:
             if run.x is not None and run.x == max(self.xs[run.curve]):
                 self._runs[f"{run.curve} @ {END}", run.seed] = run
 
-    def pairs(self) -> list[tuple[str, str]]:
-        """Return the points that are compared, or the curves if those are."""
+    def parts(self) -> list[list[list[tuple[str, str]]]]:
+        """Return the points that are compared, or the curves if those are.
+
+        A claim takes all of its parts, a part takes one of its lists, and a list all of its pairs.
+        Only a dip has several lists: whichever point between the ends is the best one, it was not
+        named before the runs were seen.
+        """
         if self.claim.kind == "dips":
-            return [pair for label in self.claim.sides[0] for pair in self._ends(label)]
+            return [self._dips(label) for label in self.claim.sides[0]]
         pairs = self.claim.pairs()
         if self.claim.metric == "best_x":
-            return pairs
-        return [found for first, second in pairs for found in self._points(first, second)]
+            return [[pairs]]
+        return [[[found for first, second in pairs for found in self._points(first, second)]]]
 
     def values(self, name: str) -> NDArray[np.float64]:
         """Return what a point or a curve came to, by seed."""
@@ -157,13 +196,11 @@ class _Table:
                 found.append((pair[0], pair[1]))
         return found
 
-    def _ends(self, label: str) -> list[tuple[str, str]]:
+    def _dips(self, label: str) -> list[list[tuple[str, str]]]:
         xs = sorted(self.xs.get(label, []))
         if len(xs) < 3:
             raise InvalidParameterError(f"claim {self.claim.id}: dips", label, "3 points at least")
-        sign = 1 if self.claim.metric in _LARGER else -1
-        best = max(xs[1:-1], key=lambda x: sign * float(np.mean(self.values(point(label, x)))))
-        return [(point(label, best), point(label, end)) for end in (xs[0], xs[-1])]
+        return [[(point(label, x), point(label, end)) for end in (xs[0], xs[-1])] for x in xs[1:-1]]
 
     def _numbers(self, name: str, metric: str) -> NDArray[np.float64]:
         claim = self.claim
@@ -190,7 +227,7 @@ def _compared(table: _Table, first: str, second: str) -> Comparison:
             size = np.abs(theirs)
             differences = np.where(np.isinf(size), differences, differences / size)
         mean, error = mean_and_error(differences.tolist())
-        if table.exact and len(differences) == 1:
+        if table.exact:
             error = 0.0
     return Comparison(
         first=first,
@@ -199,33 +236,18 @@ def _compared(table: _Table, first: str, second: str) -> Comparison:
         differences=differences.tolist(),
         mean=mean,
         error=error,
-        verdict=_verdict(claim, differences, mean, error, exact=table.exact),
+        p_values=_p_values(claim, differences, exact=table.exact),
     )
 
 
-def _verdict(
-    claim: Claim, differences: NDArray[np.float64], mean: float, error: float, *, exact: bool
-) -> str:
-    if len(differences) < SEEDS and not exact:
-        return UNDECIDED
+def _p_values(claim: Claim, differences: NDArray[np.float64], *, exact: bool) -> PValues:
+    """Test what a claim says of one pair; that curves are close is two claims."""
+    excess = [differences - claim.margin]
     if claim.kind == "close":
-        distances = np.abs(differences)
-        # Where a run diverged there is no error to go by: all seeds have to agree.
-        holds = abs(mean) + 2 * error <= claim.within
-        fails = abs(mean) - 2 * error > claim.within or bool(np.all(distances == math.inf))
-    elif np.isfinite(differences).all():
-        return _sided(mean - claim.margin, error)
-    else:
-        holds = bool(np.all(differences > claim.margin))
-        fails = bool(np.all(differences < claim.margin))
-    return REPRODUCED if holds else NOT_REPRODUCED if fails else UNDECIDED
-
-
-def _sided(mean: float, error: float) -> str:
-    """Tell on which side of nought a mean is, by two standard errors."""
-    if abs(mean) > 2 * error:
-        return REPRODUCED if mean > 0 else NOT_REPRODUCED
-    return UNDECIDED
+        excess = [claim.within - differences, claim.within + differences]
+    if exact:
+        return all_of([exact_p_values(float(one[0])) for one in excess])
+    return all_of([paired_p_values(one) for one in excess])
 
 
 def _value(claim: Claim, metric: str, run: TrainedRun, reference: TrainedRun | None) -> float:

@@ -118,7 +118,7 @@ class Compared:
     mean, error : float
         By how much the loss with FFA-LoRA is lower, and its standard error (NaN with one seed).
     verdict : str
-        Of the claim that it is lower, by the rule of docs/replication.md.
+        Of the claim that it is lower, by the rule of experiments: a paired test of 5 seeds or more.
     """
 
     name: str

@@ -15,9 +15,9 @@ from flwr_privacy.simulations.research.acfl.numpy_simulation import SimulatedACF
 from flwr_privacy.simulations.research.acfl.synthetic_data import paper_data
 from flwr_privacy.simulations.research.acfl.theory import record_epsilon
 from flwr_privacy.simulations.research.experiments import description as experiments
-from flwr_privacy.simulations.research.experiments.replication import replication
-from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
+from flwr_privacy.simulations.research.experiments.summary import summary
 from flwr_privacy.strategies import DataBounds, SetupVariances, Weighting
 
 
@@ -104,7 +104,7 @@ def simulated(tmp_path: Path) -> experiments.ExperimentDescription:
 def test_a_function_of_a_seed_is_judged_over_seeds(
     simulated: experiments.ExperimentDescription, tmp_path: Path
 ) -> None:
-    runs = train(simulated, tmp_path, seeds=[3, 4, 5], engine=INLINE)
+    runs = train(simulated, tmp_path, seeds=range(3, 8), engine=INLINE)
     assert [(run.seed, run.curve, run.x) for run in runs[:5]] == [
         *((3, label, x) for label in ("ACFL", "NA") for x in (0, 20)),
         (4, "ACFL", 0),
@@ -124,12 +124,11 @@ def test_a_function_of_a_seed_is_judged_over_seeds(
         own = [run.values["loss"][0] for run in runs if run.seed == seed]
         assert own == pytest.approx(losses, rel=1e-12)
     results = ExperimentResults(experiment=simulated, full=False, runs=runs)
-    assert results.seeds == [3, 4, 5]
+    assert results.seeds == [3, 4, 5, 6, 7]
     (finding,) = results.findings()
     assert finding.verdict == YES
     assert finding.comparisons[0].error > 0
-    save(results, tmp_path)
-    assert "| ACFL | 20 | " in replication(tmp_path)
+    assert ["ACFL", "20"] in [row[:2] for row in summary(results)["tables"][0]["rows"]]
     two = train(simulated, tmp_path, seeds=[3, 4], engine=INLINE)
     (finding,) = ExperimentResults(experiment=simulated, full=False, runs=two).findings()
     assert finding.verdict == OPEN
@@ -154,12 +153,12 @@ def test_a_simulation_that_diverged_is_a_result(
 ) -> None:
     wild = replace(simulated.curves[1], settings={"alpha": 1.0, "noise": 1e60})
     chosen_figure = replace(simulated, curves=[simulated.curves[0], wild])
-    runs = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE)
+    runs = train(chosen_figure, tmp_path, seeds=range(10), engine=INLINE)
     assert [run.diverged for run in runs[:4]] == [False, False, False, True]
     results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
     assert results.findings()[0].verdict == YES
-    save(results, tmp_path)
-    assert "| NA (diverged: 3) | 20 | diverged |" in replication(tmp_path)
+    last = summary(results)["tables"][0]["rows"][-1]
+    assert last[:3] == ["NA (diverged: 10)", "20", "diverged"]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.tree.tree import TierTree
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments.picture import draw
-from flwr_privacy.simulations.research.experiments.replication import replication
-from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
+from flwr_privacy.simulations.research.experiments.summary import summary
 from flwr_privacy.simulations.research.m2fdp.numpy_simulation import (
     LocalSteps,
     SimulatedM2FDP,
@@ -119,11 +119,10 @@ def test_a_rehearsal_of_tiers_is_read_off_by_round(tmp_path: Path) -> None:
     (comparison,) = results.findings()[0].comparisons
     assert (comparison.first, comparison.values[0][1]) == ("Trusted @ end", own[-1])
     assert results.size == "NumPy simulation, scaled down"
-    save(results, tmp_path)
-    page = replication(tmp_path)
-    assert "| `papers/tiers` | NumPy simulation, scaled down |" in page
-    assert "papers/tiers --full" not in page
-    assert replication(tmp_path, page) == page
+    small = summary(results)
+    assert (small["full"], small["paper_size"]) == (False, False)
+    assert small["command"] == "flwr-privacy experiment papers/tiers --seeds 0,1,2"
+    assert small["differences"] == ["rounds: 6, paper 8", "round: 0 3 6, paper 0 8"]
     beside = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE, jobs=2)
     assert [run.point for run in beside] == [run.point for run in runs]
     values = np.array([[run.values["accuracy"][0] for run in own] for own in (beside, runs)])
@@ -134,10 +133,10 @@ def test_the_papers_size_of_a_rehearsal_is_called_by_its_flag(tmp_path: Path) ->
     chosen_figure = tiers(tmp_path)
     runs = train(chosen_figure, tmp_path, seeds=[0], engine=INLINE, full=True)
     assert [run.x for run in runs] == [0, 8] * 3
-    save(ExperimentResults(experiment=chosen_figure, full=True, runs=runs), tmp_path)
-    page = replication(tmp_path)
-    assert "`flwr-privacy experiment papers/tiers --full`" in page
-    assert "| `papers/tiers` | NumPy simulation |" in page
+    small = summary(ExperimentResults(experiment=chosen_figure, full=True, runs=runs))
+    assert small["command"] == "flwr-privacy experiment papers/tiers --full --seeds 0"
+    assert (small["size"], small["paper_size"]) == ("NumPy simulation", True)
+    assert small["differences"] == []
 
 
 def test_beside_a_rehearsal_of_tiers_stands_what_it_costs(tmp_path: Path) -> None:
@@ -158,8 +157,8 @@ def test_beside_a_rehearsal_of_tiers_stands_what_it_costs(tmp_path: Path) -> Non
     device = [f"{float(f'{costs.device[tier]:.3g}'):,.10g}" for tier in (1, 2)]
     assert notes["Half"].startswith(f"epsilon of a device {device[0]} / {device[1]}, of a record ")
     assert notes["Plain"] == "no privacy"
-    save(ExperimentResults(experiment=chosen_figure, full=False, runs=runs), tmp_path)
-    assert f"| {notes['Half']} |" in replication(tmp_path)
+    results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
+    assert notes["Half"] in [row[-1] for row in summary(results)["tables"][0]["rows"]]
     legend = draw(chosen_figure, runs, size="small").legends[0]
     assert [text.get_text() for text in legend.get_texts()][1] == f"Half: {notes['Half']}"
     at_an_epsilon = tiers(tmp_path, 'unit = "paper"', 'unit = "device"')
@@ -181,8 +180,9 @@ def test_an_accuracy_that_is_not_reached_costs_infinitely_much(tmp_path: Path) -
     assert all(run.diverged and run.values["delay"][0] == math.inf for run in far)
     results = ExperimentResults(experiment=chosen_figure, full=False, runs=runs)
     assert results.findings()[0].verdict == OPEN
-    save(results, tmp_path)
-    assert "| Half (not reached: 3) | 0.999 | not reached | not reached |" in replication(tmp_path)
+    rows = summary(results)["tables"][0]["rows"]
+    far = [row[:4] for row in rows if row[0].startswith("Half")][-1]
+    assert far == ["Half (not reached: 3)", "0.999", "not reached", "not reached"]
 
 
 def test_a_controller_of_tiers_is_a_function_without_seeds(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 from experiment_files import INLINE, NO, YES
 
 from flwr_privacy.simulations.research.experiments import description as experiments
-from flwr_privacy.simulations.research.experiments.replication import replication
-from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
+from flwr_privacy.simulations.research.experiments.summary import summary
 
 # -- The files in papers/ -----------------------------------------------------------------------
 
@@ -41,9 +41,11 @@ def test_the_bound_of_udp_is_none_for_every_order(tmp_path: Path) -> None:
     assert [finding.verdict for finding in findings] == [YES, YES, NO]
     fails = [c.second for c in findings[2].comparisons if c.verdict == NO]
     assert fails[0] == "(c) exact @ 28"
-    save(results, tmp_path)
-    page = replication(tmp_path)
-    assert "100 comparisons: 27 reproduced, 73 not reproduced, 0 undecided; " in page
-    assert "`flwr-privacy experiment udp/figure2`. " in page
-    assert "Figure 2, computed." in page
-    assert "(c) exact @ 100: -20.94 ± 0 |" in page
+    small = summary(results)
+    assert (small["rule"], small["size"], small["seeds"]) == ("computed", "computed", [])
+    assert small["command"] == "flwr-privacy experiment udp/figure2"
+    last = small["claims"][2]
+    assert (last["number"], last["counts"], last["p"]) == (100, [27, 73, 0], None)
+    (weakest,) = last["comparisons"]
+    assert weakest["pair"].endswith("over (c) exact @ 100")
+    assert (weakest["mean"], weakest["error"]) == (pytest.approx(-20.94, abs=0.005), 0)

@@ -1,18 +1,17 @@
 """The commands on experiments, and the page of their results."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from experiment_files import STEPS
+from experiment_files import STEPS, A, B, trained
 
-from flwr_privacy.errors import DataError
 from flwr_privacy.simulations.cli import main
 from flwr_privacy.simulations.research.experiments import description as experiments
-from flwr_privacy.simulations.research.experiments.replication import replication
-from tests.shared.imports import ROOT
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults
+from flwr_privacy.simulations.research.experiments.summary import SUMMARY
+from flwr_privacy.simulations.research.experiments.tables import more_seeds
 
 
 @pytest.fixture
@@ -46,59 +45,48 @@ def test_the_commands(
     assert not (tmp_path / "runs").exists()
     code, _, err = command("replication")
     assert code == 3
-    assert "no results below runs/experiments" in err
+    assert "no results below runs/experiments and docs/replication/results" in err
     (tmp_path / "a" / "figures").mkdir(parents=True)
     (tmp_path / "a" / "figures" / "steps.toml").write_text(STEPS)
     monkeypatch.setattr(experiments, "RESEARCH", tmp_path)
     code, out, err = command("experiment", "a/steps", "--jobs", "1", "--seeds", "0,1,2")
     assert code == 0, err
     assert "Two step sizes (scaled down, 3 seeds)" in out
-    assert "reproduced" in out
     assert "numbers: runs/experiments/a/steps/experiment.json" in out
+    assert "1 undecided claim: the next test is after 5 seeds, 2 more (--seeds)" in out
+    code, out, err = command("experiment", "a/steps", "--jobs", "1")
+    assert code == 0, err
+    assert "Two step sizes (scaled down, 5 seeds)" in out
+    assert "reproduced, p = " in out.replace("\n", " ")
+    assert "undecided" not in out
     code, out, _ = command("replication")
-    assert (code, out) == (0, "page: docs/replication.md\n")
-    written = (tmp_path / "docs" / "replication.md").read_text()
-    assert "## Two step sizes" in written
-    kept = (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
-    assert kept.split("\n| ")[0] == written.split("\n| ")[0]
+    assert (code, out) == (0, "page: docs/replication.md\npage: docs/replication/a.md\n")
+    kept = tmp_path / "docs" / "replication" / "results" / "a" / "steps.json"
+    assert kept.read_text() == (tmp_path / "runs/experiments/a/steps" / SUMMARY).read_text()
+    front = (tmp_path / "docs" / "replication.md").read_text()
+    assert "| [a](replication/a.md) | 1 | 0 | 0 | 0 / 0 / 0 | 0 of 1 | 0 |" in front
+    page = (tmp_path / "docs" / "replication" / "a.md").read_text()
+    assert "| [Figure 1](#steps) | S1: the larger step is better | reproduced, p " in page
+    assert "- `flwr-privacy experiment a/steps --seeds 0,1,2,3,4`: scaled down, " in page
+    code, out, _ = command("experiment", "a/steps", "--jobs", "1", "--seeds", "0,1,2")
+    code, out, _ = command("replication")
+    assert "left: runs/experiments/a/steps/replication.json: " in out
+    assert "steps.json has more seeds" in out
+    assert (tmp_path / "docs" / "replication" / "a.md").read_text() == page
 
 
-def test_damaged_results_are_named(tmp_path: Path) -> None:
-    (tmp_path / "experiment.json").write_text("{}")
-    with pytest.raises(DataError, match=r"experiment\.json: no results of an experiment"):
-        replication(tmp_path)
-
-
-def test_a_page_keeps_what_has_no_new_results(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-    table = {
-        "experiment": "mspdq/one",
-        "title": "One",
-        "source": "A paper, no figure",
-        "size": "scaled down",
-        "seeds": [0, 1, 2],
-        "about": "",
-        "metrics": ["loss"],
-        "sweep": None,
-        "targets": [],
-        "claims": [],
-        "curves": [
-            {
-                "label": "FedAvg",
-                "diverged": 0,
-                "runs": [0, 1, 2],
-                "last": {"loss": [0.5, 0.1], "bits": [32, 0], "uploads": [4, 0]},
-            }
-        ],
-    }
-    other = {**table, "experiment": "udp/other", "title": "Other"}
-    (tmp_path / "one" / "experiment.json").write_text(json.dumps(table))
-    (tmp_path / "other" / "experiment.json").write_text(json.dumps(other))
-    both = replication(tmp_path)
-    alone = replication(tmp_path / "one")
-    assert "## Other" not in alone
-    assert replication(tmp_path / "other", alone) == both
-    assert replication(tmp_path / "one", both) == both
-    with pytest.raises(DataError, match="2 experiments in its table and 1 sections"):
-        replication(tmp_path, both.replace("\n## Other", "\nOther"))
+@pytest.mark.parametrize(
+    ("seeds", "expected"),
+    [
+        (5, "1 undecided claim: the next test is after 10 seeds, 5 more (--seeds)"),
+        (20, "1 undecided claim after the last test (20 seeds)"),
+    ],
+)
+def test_how_many_more_seeds_an_undecided_claim_takes(
+    steps: experiments.ExperimentDescription, seeds: int, expected: str
+) -> None:
+    values = (A * 4)[:seeds]
+    runs = [*trained("Large step", values), *trained("Small step", values)]
+    assert more_seeds(ExperimentResults(experiment=steps, full=False, runs=runs)) == expected
+    runs = [*trained("Large step", A), *trained("Small step", B)]
+    assert more_seeds(ExperimentResults(experiment=steps, full=False, runs=runs)) == ""

@@ -15,9 +15,10 @@ from flwr_privacy.simulations.research.experiments import description as experim
 from flwr_privacy.simulations.research.experiments import runs as experiment_runs
 from flwr_privacy.simulations.research.experiments.curves import TrainedRun, diverged
 from flwr_privacy.simulations.research.experiments.picture import draw
-from flwr_privacy.simulations.research.experiments.replication import replication
-from flwr_privacy.simulations.research.experiments.results import ExperimentResults, save
+from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
+from flwr_privacy.simulations.research.experiments.significance import paired_p_values
+from flwr_privacy.simulations.research.experiments.summary import PAIRED, SUMMARY, save, summary
 from flwr_privacy.simulations.runner.jobs import Engine
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 
@@ -39,7 +40,7 @@ def test_curves_are_trained_once_and_drawn(
     kept = {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")}
     broken = RunFolder.open(out / "large-step-seed-1")
     broken.finish("interrupted")
-    runs = train(steps, out, seeds=[0, 1, 2], engine=INLINE)
+    runs = train(steps, out, seeds=range(5), engine=INLINE)
     again = {path for path in kept if path.stat().st_mtime_ns != kept[path]}
     assert again == {broken.metrics_path}
     assert broken.summary["status"] == "completed"
@@ -51,12 +52,24 @@ def test_curves_are_trained_once_and_drawn(
     table = json.loads(numbers.read_text())
     accuracies = [run.values["accuracy"][-1] for run in runs if run.curve == "Large step"]
     assert table["curves"][0]["last"]["accuracy"][0] == pytest.approx(np.mean(accuracies))
-    page = replication(tmp_path)
-    assert "| `papers/steps` | scaled down | 1 | 0 | 0 |" in page
-    assert (
-        "| S1 | the larger step is better | accuracy, last | Large step over Small step: +" in page
-    )
-    assert "not reached" in page
+    small = json.loads((out / SUMMARY).read_text())
+    assert small == summary(results)
+    assert (small["size"], small["paper_size"], small["rule"]) == (*["scaled down", False], PAIRED)
+    assert small["differences"] == [
+        "rounds: 3, paper 5",
+        "training.epochs: default, paper 2",
+        "Small step, training.epochs: default, paper 4",
+    ]
+    assert small["command"] == "flwr-privacy experiment papers/steps --seeds 0,1,2,3,4"
+    assert small["seconds"] > 0
+    (claim,) = small["claims"]
+    assert (claim["verdict"], claim["better"], claim["number"]) == ("reproduced", True, 1)
+    (pair,) = claim["comparisons"]
+    assert pair["pair"] == "Large step over Small step"
+    assert np.mean(pair["differences"]) == pytest.approx(pair["mean"], rel=1e-4)
+    p_values = paired_p_values(np.array(pair["differences"]))
+    assert p_values.two_sided == pytest.approx(claim["p"], rel=1e-3)
+    assert any("not reached" in row for row in small["tables"][1]["rows"])
     with pytest.raises(
         InvalidParameterError, match=r"--out = .*large-step-seed-0 has other settings"
     ):
@@ -69,16 +82,18 @@ def test_a_run_that_diverges_is_a_result(
 ) -> None:
     explodes = replace(steps.curves[1], settings={"training.learning_rate": 1e30})
     chosen = replace(steps, curves=[steps.curves[0], explodes])
-    runs = train(chosen, tmp_path / "out", seeds=[0, 1, 2], engine=INLINE)
-    assert [run.diverged for run in runs] == [False, True] * 3
+    runs = train(chosen, tmp_path / "out", seeds=range(10), engine=INLINE)
+    assert [run.diverged for run in runs] == [False, True] * 10
     assert all(len(run.values["loss"]) == 1 for run in runs if run.diverged)
     results = ExperimentResults(experiment=chosen, full=False, runs=runs)
     assert results.findings()[0].verdict == "reproduced"
     _, numbers = save(results, tmp_path / "out")
     assert json.loads(numbers.read_text())["claims"][0]["comparisons"][0]["mean"] == "inf"
-    assert "| Small step (diverged: 3 of 3) | diverged |" in replication(tmp_path)
+    kept = json.loads((tmp_path / "out" / SUMMARY).read_text())
+    assert kept["claims"][0]["comparisons"][0]["mean"] == "inf"
+    assert kept["tables"][0]["rows"][1][:2] == ["Small step (diverged: 10 of 10)", "diverged"]
     before = [path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/metrics.jsonl")]
-    train(chosen, tmp_path / "out", seeds=[0, 1, 2], engine=INLINE)
+    train(chosen, tmp_path / "out", seeds=range(10), engine=INLINE)
     assert before == [p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*/metrics.jsonl")]
 
 

@@ -1,0 +1,272 @@
+"""Writes the pages of verdicts: a front page, and one for each paper."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr_privacy.simulations.reports.comparison.spread import spread_text
+from flwr_privacy.simulations.reports.markdown import markdown_table
+
+from .significance import ALPHA, holm_adjusted
+from .summary import COMPUTED, TWO_ERRORS
+from .verdicts import NOT_REPRODUCED, REPRODUCED, UNDECIDED, VERDICTS
+
+__all__ = ["Paper", "front_page", "of_paper", "paper_page"]
+
+_FIGURE = re.compile(r"(Figure|Table|Section)")
+_OWN_DATA = "scikit-learn"  # in the name of a figure that is shown on other data than the paper's
+_OURS = "(not the paper's"  # starts the text of a claim of ours
+_NO_FIGURE = "no figure"  # starts the figure of an experiment of ours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """A paper, and what came out of its experiments.
+
+    Parameters
+    ----------
+    name : str
+        Its folder: ``acfl``.
+    title, short : str
+        The paper's title, and what the pages call it.
+    meaning : str
+        Two sentences on what the verdicts mean for a user.
+    scheme : str
+        The page of the scheme, from ``docs/``.
+    pictures : Sequence of str
+        Pictures, from ``docs/``.
+    missing : Sequence of Mapping
+        Figures without a verdict: the ``figure``, and ``why``.
+    summaries : Sequence of Mapping
+        The results of its experiments, in the order of the page.
+    """
+
+    name: str
+    title: str
+    short: str
+    meaning: str
+    scheme: str
+    pictures: Sequence[str]
+    missing: Sequence[Mapping[str, str]]
+    summaries: Sequence[Mapping[str, Any]]
+
+    def published(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], str, float | None]]:
+        """Yield each claim: its experiment, itself, its verdict, and the p value behind it.
+
+        The claims in which draws have a part are one family, whatever their size: Holm's method
+        corrects the p values, which are over all looks already. A claim that was not tested by
+        this rule counts with p = 1: when it is tested later, that undoes no verdict of today.
+        """
+        claims = [(table, claim) for table in self.summaries for claim in table["claims"]]
+        drawn = [one for one in claims if one[0]["rule"] != COMPUTED]
+        values = [1.0 if table["rule"] == TWO_ERRORS else claim["p"] for table, claim in drawn]
+        family = iter(holm_adjusted(values))
+        for table, claim in claims:
+            adjusted = 0.0 if table["rule"] == COMPUTED else next(family)
+            if table["rule"] in (COMPUTED, TWO_ERRORS):
+                yield table, claim, claim["verdict"], None
+            elif adjusted > ALPHA:
+                yield table, claim, UNDECIDED, adjusted
+            else:
+                verdict = REPRODUCED if claim["better"] else NOT_REPRODUCED
+                yield table, claim, verdict, adjusted
+
+    def counts(self, *, ours: bool) -> list[int]:
+        """Return how many claims have each verdict: those of the paper, or ours.
+
+        On a page without a paper's figures all claims are its own, and none is a further one.
+        """
+        alone = not any(of_paper(table) for table in self.summaries)
+        found = [
+            verdict
+            for table, claim, verdict, _ in self.published()
+            if (is_ours(table, claim) and not alone) == ours
+        ]
+        return [found.count(verdict) for verdict in VERDICTS]
+
+    def figures(self) -> dict[str, bool]:
+        """Return the experiments of the paper's figures, and whether at the paper's size."""
+        found: dict[str, bool] = {}
+        for table in self.summaries:
+            if _on_its_data(table):
+                name = table["experiment"]
+                found[name] = found.get(name, False) or table["paper_size"]
+        return found
+
+
+def is_ours(table: Mapping[str, Any], claim: Mapping[str, Any]) -> bool:
+    """Return whether a claim is one that the paper does not make."""
+    return str(table["figure"]).startswith(_NO_FIGURE) or str(claim["text"]).startswith(_OURS)
+
+
+def of_paper(table: Mapping[str, Any]) -> bool:
+    """Return whether an experiment is about a figure, a table or a section of the paper."""
+    return _FIGURE.match(table["figure"]) is not None
+
+
+def _on_its_data(table: Mapping[str, Any]) -> bool:
+    return of_paper(table) and _OWN_DATA not in table["figure"]
+
+
+_FRONT = (
+    "Which claims of the papers came out when we ran their experiments again: one page for each "
+    "paper says it for every figure.",
+    "A verdict is a paired test over seeds, after 5, 10 and 20 of them, corrected for all claims "
+    "of its page ([how](simulation.md#how-a-verdict-is-made)).",
+    'Undecided is an answer: these runs do not tell. Rows with "2 s.e." are older, and have a '
+    "rougher rule.",
+    "At the paper's size nothing is scaled down; what is smaller is listed, and so are the figures "
+    "that have no verdict.",
+    "`flwr-privacy replication` makes these pages from the files in `docs/replication/results/`; "
+    "do not edit them by hand.",
+)
+"""What a reader has to know before the table, a line each."""
+
+
+def front_page(papers: Sequence[Paper]) -> str:
+    """Return the front page, with links to the others."""
+    head = ["page", *VERDICTS, "the same of claims of ours", "experiments at the paper's size"]
+    head.append("figures without a verdict")
+    rows = []
+    for paper in papers:
+        figures = paper.figures().values()
+        rows.append(
+            [
+                f"[{paper.short}](replication/{paper.name}.md)",
+                *map(str, paper.counts(ours=False)),
+                " / ".join(map(str, paper.counts(ours=True))),
+                f"{sum(figures)} of {len(figures)}" if figures else "no figures",
+                str(len(paper.missing)),
+            ]
+        )
+    lines = "\n".join(f"- {line}" for line in _FRONT)
+    return f"# Replication\n\n{lines}\n\n{markdown_table(head, rows)}\n"
+
+
+def paper_page(paper: Paper) -> str:
+    """Return the page of a paper."""
+    parts = [f"# Replication: {paper.short}\n"]
+    parts += [paper.meaning.strip() + "\n"] * bool(paper.meaning)
+    parts.append(f'Source: "{paper.title}". The scheme: [{paper.scheme}](../{paper.scheme}).\n')
+    parts += [f"![{paper.short}](../{picture})\n" for picture in paper.pictures]
+    head = ["figure", "claim", "verdict", "size", "seeds", "ours", "the paper's"]
+    rows = [_row(*one) for one in paper.published()]
+    parts += [_note(paper), f"{markdown_table(head, rows)}\n"]
+    if paper.missing:
+        parts.append("## Figures without a verdict\n")
+        parts += [f"- {one['figure']}: {one['why']}" for one in paper.missing]
+        parts.append("")
+    parts.append("## How each was made\n")
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for table in paper.summaries:
+        by_name.setdefault(str(table["experiment"]), []).append(table)
+    for name, tables in by_name.items():
+        parts += [f"### {_stem(name)}\n", f"{tables[0]['title']} (`{_description(name)}`).\n"]
+        parts += [_made(table) for table in tables]
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _note(paper: Paper) -> str:
+    """Return what the columns mean, as far as the page has it."""
+    said = [
+        '"Ours" is by how much one curve is ahead of the other, with its standard error: of '
+        "several comparisons the one that says least for the claim.",
+        "p is corrected for all claims of this page (Holm).",
+    ]
+    if any(table["rule"] == TWO_ERRORS for table in paper.summaries):
+        said.append(
+            '"2 s.e." is the rule of results from before the paired test, whose values by seed are '
+            "not kept: a mean difference of more than two standard errors. Those results come from "
+            "earlier states of the library and were not run again since."
+        )
+    return " ".join(said) + "\n"
+
+
+def _row(
+    table: Mapping[str, Any], claim: Mapping[str, Any], verdict: str, p: float | None
+) -> list[str]:
+    return [
+        f"[{_figure(table)}](#{_stem(table['experiment'])})",
+        f"{claim['id']}: {claim['text']}",
+        _verdict(table, verdict, p),
+        _size(table),
+        str(len(table["seeds"])) if table["seeds"] else "none",
+        _ours(claim, exact=table["rule"] == COMPUTED),
+        claim["paper"],
+    ]
+
+
+def _figure(table: Mapping[str, Any]) -> str:
+    """Return the figure in a few words, or the experiment if the paper has none."""
+    if not of_paper(table):
+        return _stem(table["experiment"])
+    return str(table["figure"])
+
+
+def _verdict(table: Mapping[str, Any], verdict: str, p: float | None) -> str:
+    if table["rule"] == TWO_ERRORS:
+        return f"{verdict} (2 s.e.)"
+    if p is None:
+        return verdict
+    return f"{verdict}, p {'< 0.001' if p < 0.001 else f'= {p:.2g}'}"
+
+
+def _size(table: Mapping[str, Any]) -> str:
+    if table["rule"] == COMPUTED:
+        return "computed"
+    size = "smaller"
+    if table["paper_size"]:
+        size = "paper's" if _on_its_data(table) else "as described"
+    return f"{size}, NumPy" if "NumPy" in table["size"] else size
+
+
+def _ours(claim: Mapping[str, Any], *, exact: bool) -> str:
+    """Return the comparison that says least for the claim, and how many there are."""
+    entries = claim["comparisons"]
+    if not entries:
+        return ""
+    order = (NOT_REPRODUCED, UNDECIDED, REPRODUCED, None)
+    sign = -1 if claim["kind"] == "close" else 1
+
+    def support(entry: Mapping[str, Any]) -> tuple[int, float]:
+        mean = float(entry["mean"])
+        return order.index(entry["verdict"]), -abs(mean) if sign < 0 else mean
+
+    entry = min(entries, key=support)
+    factor, unit = (100, " %") if claim["relative"] else (1, "")
+    mean, error = float(entry["mean"]), math.nan if exact else float(entry["error"])
+    text = spread_text(factor * mean, factor * error, sign="+") + unit
+    if not math.isfinite(mean):
+        text = "no number: a run diverged or did not get there"
+    number = claim["number"]
+    return text if number == 1 else f"{text} (least of {number})"
+
+
+def _made(table: Mapping[str, Any]) -> str:
+    """Return an item of a list: the command, what it took, and what is smaller than it was."""
+    figure = str(table["figure"])
+    said = [f"`{table['command']}`: {table['size']}"]
+    said.append(f"version {table['version']}")
+    if table["seconds"] is not None:
+        said.append(f"{table['seconds']:.3g} s")
+    said.append(f"[numbers](results/{table['experiment']}{'-full' * table['full']}.json)")
+    text = f"- {', '.join(said)}."
+    if not of_paper(table):
+        text += f" {figure[:1].upper()}{figure[1:]}."
+    if table["differences"]:
+        text += f" Smaller: {'; '.join(table['differences'])}."
+    return text
+
+
+def _stem(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _description(name: str) -> str:
+    scheme, slash, figure = name.partition("/")
+    if not slash:
+        return f"{name}.toml"
+    return f"simulations/research/{scheme.replace('-', '_')}/figures/{figure}.toml"
