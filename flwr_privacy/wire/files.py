@@ -311,7 +311,8 @@ def exclusive_lock(path: Path, *, timeout: float) -> Iterator[int]:
 def locked_file(path: Path, *, timeout: float) -> Iterator[int]:
     """Open a file, which is created, and hold a lock on it between processes and threads.
 
-    Where its holder leaves it empty, it is removed. Whoever replaces it holds this lock.
+    Where its holder leaves it empty, it is removed. Whoever replaces it holds this lock until then:
+    the new file has another one.
 
     Parameters
     ----------

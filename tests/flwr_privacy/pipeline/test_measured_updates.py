@@ -70,8 +70,10 @@ def test_an_update_is_within_its_norm_and_its_codes(
     except (DataError, ProtocolError):
         measured = mechanism.failed(start)
     update = getattr(measured, "update", measured)
-    norm = NORMS[name.partition(",")[0]]
-    assert float(np.linalg.norm(update.vector)) <= norm
+    norm, vector = NORMS[name.partition(",")[0]], update.vector
+    if name == "central-dp":  # its codes have taken the vector's place
+        vector = measured.codes * CodeGrid(SHARES.grid).step
+    assert float(np.linalg.norm(vector)) <= norm
     arrays, own = mechanism.noise(measured, plan, SecureRandom.insecure(3))
     assert {"w", "b"} <= set(arrays)
     for key, shape in SHAPES.items():

@@ -24,7 +24,8 @@ class Script(SecureRandom):
     """A stream whose first words are given; the rest follow an insecure stream."""
 
     def __init__(self, *words: int) -> None:
-        self._start(bytes(32), secure=False)
+        super().__init__()
+        self._key, self.secure = bytes(32), False
         self._ready = b"".join(word.to_bytes(8, "little") for word in words)
 
     def fill(self, out):

@@ -115,12 +115,14 @@ def test_a_locked_file_that_is_removed_or_replaced_has_one_holder_at_a_time(path
                 most.append(len(holders))
                 assert os.pread(descriptor, 1000, 0) == content
                 threading.Event().wait(1e-4)
-                if (own + count) % 3 == 0:  # as who converts a ledger does
+                if (own + count) % 3 == 0:  # as who converts a ledger does, who does no more then
                     content += b"x"
                     other = path.with_name(f"{own}.new")
                     other.write_bytes(content)
+                    holders.pop()
                     os.replace(other, path)
-                elif (own + count) % 3 == 1:
+                    continue
+                if (own + count) % 3 == 1:
                     content = b""
                     os.ftruncate(descriptor, 0)
                 holders.pop()

@@ -80,8 +80,8 @@ def test_correct_noise_passes_the_audit(right: Audited) -> None:
     assert right.ledger == pytest.approx(4.0, rel=1e-3)
     # Over 25 runs the mean was 1.4, with a standard deviation of 0.07.
     assert 0.7 < right.one_run.epsilon < 2.2
-    # Above mu with a chance of 1 %, above 1.06 mu with less than 1e-6.
-    assert 0.8 * mu_of(4.0, 1e-5) < right.gaussian.mu < 1.06 * mu_of(4.0, 1e-5)
+    # Above mu, or below 0.8 mu, with a chance of 1 %; 1.06 mu or 0.7 mu with less than 1e-5.
+    assert 0.7 * mu_of(4.0, 1e-5) < right.gaussian.mu < 1.06 * mu_of(4.0, 1e-5)
 
 
 def test_noise_three_times_too_small_is_flagged(broken: Audited) -> None:
