@@ -54,7 +54,9 @@ def answer(app: App, message: Message, context: Context) -> Message:
         return Message(content, reply_to=message)
 
     if os.environ.get("FLWR_PRIVACY_PROFILE"):
-        from flwr_privacy.clients.profiling import of_worker  # late: most runs have no profile
+        from flwr_privacy.clients.profiling.recorder import (
+            of_worker,  # late: most runs have no profile
+        )
 
         return or_refusal(of_worker(reply, message), message)
     return or_refusal(reply, message)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from flwr_privacy.clients.profiling import SAMPLES, check_installed, process_age
+from flwr_privacy.clients.profiling.recorder import process_age
+from flwr_privacy.clients.profiling.samples import SAMPLES, check_installed
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.engines.profiling.report import profiled, write_profile
 

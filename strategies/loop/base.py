@@ -23,7 +23,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_privacy.clients.profiling import of_server
+from flwr_privacy.clients.profiling.recorder import of_server
 from flwr_privacy.errors import (
     InvalidParameterError,
     ProtocolError,

@@ -11,7 +11,8 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from flwr_privacy.clients.profiling import PROFILE_VARIABLE, SERVER, check_profile, sampling
+from flwr_privacy.clients.profiling.recorder import sampling
+from flwr_privacy.clients.profiling.samples import PROFILE_VARIABLE, SERVER, check_profile
 from flwr_privacy.simulations.engines.profiling.report import profiled
 
 from .faults import Fault

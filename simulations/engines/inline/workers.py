@@ -21,7 +21,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flwr_privacy.clients.profiling import begin_worker
+from flwr_privacy.clients.profiling.recorder import begin_worker
 from flwr_privacy.errors import InvalidParameterError, check_integer
 
 from .shared_arrays import SharedArrays, files_of_state, folder_for_arrays, place_state

@@ -6,7 +6,7 @@ The innermost frame of a stack that the table has decides the phase of the stack
 from collections.abc import Sequence
 from functools import cache
 
-from flwr_privacy.clients.profiling import is_own
+from flwr_privacy.clients.profiling.frames import is_own
 
 __all__ = ["CLIENTS", "PHASES", "TABLE", "Frame", "is_clients", "phase_of"]
 
@@ -84,7 +84,7 @@ TABLE = {
     "flwr_privacy.clients.node.records": "records",
     "flwr_privacy.clients.node.secure_sum": "masks",
     "flwr_privacy.clients.private_steps": "training",
-    "flwr_privacy.clients.profiling:_write": "profiler",
+    "flwr_privacy.clients.profiling.recorder:_write": "profiler",
     "flwr_privacy.clients.torch": "training",
     "flwr_privacy.clients.torch.models": "own code",
     "flwr_privacy.clients.torch.trainable": "records",

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr_privacy.clients.profiling import (
+from flwr_privacy.clients.profiling.frames import is_own
+from flwr_privacy.clients.profiling.recorder import sampling
+from flwr_privacy.clients.profiling.samples import (
     PROFILE_VARIABLE,
     SAMPLES,
     SERVER,
     Samples,
     check_profile,
-    is_own,
-    sampling,
 )
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.wire.files import PRIVATE, write_text

@@ -93,7 +93,7 @@ def test_the_innermost_frame_that_is_known_decides(
         (m, f, file if file.startswith(("/home", "<")) else f"/usr/lib/{file}")
         for m, f, file in stack
     ]
-    monkeypatch.setattr("flwr_privacy.clients.profiling._LIBRARIES", ("/usr/lib/",))
+    monkeypatch.setattr("flwr_privacy.clients.profiling.frames._LIBRARIES", ("/usr/lib/",))
     assert phase_of([RUN, *frames] if phase != "other" else frames) == phase
 
 

@@ -17,8 +17,9 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_privacy.clients import FedAvgClient, as_mod, profiling
-from flwr_privacy.clients.profiling import PROFILE_VARIABLE, Samples
+from flwr_privacy.clients import FedAvgClient, as_mod
+from flwr_privacy.clients.profiling import recorder as profiling
+from flwr_privacy.clients.profiling.samples import PROFILE_VARIABLE, Samples
 from flwr_privacy.errors import AllRefusedError, EngineError, InvalidParameterError, ProtocolError
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.simulations.engines.profiling.report import Side, read_profile, write_profile
@@ -184,7 +185,8 @@ def test_without_a_profile_no_profiler_is_imported(code: str, loaded: str) -> No
 def ran(folder: Path, code: str) -> int:
     """Run a process with the folder in its environment; return how it ended."""
     begins = (
-        "import os, signal, sys, time\nfrom flwr_privacy.clients import profiling\n"
+        "import os, signal, sys, time\n"
+        "from flwr_privacy.clients.profiling import recorder as profiling\n"
         "profiling.begin_worker()\n"
         "def work(seconds):\n"
         "    end = time.perf_counter() + seconds\n"

@@ -9,58 +9,36 @@ never values.
 import atexit
 import contextlib
 import functools
-import importlib.util
-import json
 import logging
 import math
 import os
-import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from flwr.app import Message
 
 from flwr_privacy.errors import EngineError, InvalidParameterError
-from flwr_privacy.wire.files import PRIVATE, open_private, write_file
+from flwr_privacy.wire.files import open_private, write_file
 from flwr_privacy.wire.message import COHORT, HELLO, RECORD
 
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None  # type: ignore[assignment]
+from .frames import described
+from .samples import (
+    PROFILE_VARIABLE,
+    SAMPLES,
+    SERVER,
+    SUMS,
+    WORKER,
+    Samples,
+    check_profile,
+    free_file,
+)
 
-__all__ = [
-    "PROFILE_VARIABLE",
-    "SAMPLES",
-    "SERVER",
-    "WORKER",
-    "Samples",
-    "begin_worker",
-    "check_installed",
-    "check_profile",
-    "is_own",
-    "of_server",
-    "of_worker",
-    "process_age",
-    "sampling",
-]
+__all__ = ["begin_worker", "of_server", "of_worker", "process_age", "sampling"]
 
 logger = logging.getLogger("flwr.privacy")
-
-PROFILE_VARIABLE = "FLWR_PRIVACY_PROFILE"
-"""Environment variable with the folder in which each process keeps its samples."""
-
-SERVER, WORKER = "server", "worker"
-"""What a process is; its file begins with that."""
-
-SAMPLES = "samples"
-"""Name of the folder with the files of the processes, within that of the profile."""
 
 INTERVAL = 0.004
 """Seconds between two samples: where the kernel ticks as often, its clock costs next to nothing."""
@@ -71,105 +49,6 @@ _GROWS = 2**20  # bytes of lines that are made one line, at least
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
-
-
-@dataclass
-class Samples:
-    """The samples of one process after another, added up.
-
-    Parameters
-    ----------
-    role : {"server", "worker"}
-        What the processes are.
-    processes : int
-        Their number.
-    seconds : float
-        The time that they lived, from their start to their last write.
-    before : float
-        The part of it before the first sample.
-    clients : int
-        The requests to single clients that they answered, greetings apart.
-    frames : list of (str, str)
-        Frames, each as pyinstrument writes it, and the module it is of.
-    stacks : dict
-        Seconds of each stack, from the outermost frame to the innermost, by places in `frames`.
-    """
-
-    role: str
-    processes: int = 0
-    seconds: float = 0.0
-    before: float = 0.0
-    clients: int = 0
-    frames: list[tuple[str, str]] = field(default_factory=list)
-    stacks: dict[tuple[int, ...], float] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> "Samples":
-        """Read a file of `line`s, which add up; the last one may have been cut by a crash.
-
-        Raises
-        ------
-        OSError
-            If it cannot be read.
-        InvalidParameterError
-            If it is another file.
-        """
-        try:
-            *lines, _ = path.read_bytes().split(b"\n")
-            total = cls(path.name.partition("-")[0])
-            for values in map(json.loads, lines):
-                for name in _SUMS:
-                    setattr(total, name, getattr(total, name) + values[name])
-                total.frames += [(frame, module) for frame, module in values["frames"]]
-                for stack, seconds in values["stacks"]:
-                    total.stacks[tuple(stack)] = total.stacks.get(tuple(stack), 0.0) + seconds
-            return total
-        except (ValueError, TypeError, KeyError) as error:
-            raise InvalidParameterError("profile", str(path), "samples of a profile") from error
-
-    def line(self) -> bytes:
-        """Return a line of a file."""
-        values = {name: getattr(self, name) for name in _SUMS}
-        stacks = [[list(stack), seconds] for stack, seconds in self.stacks.items()]
-        return json.dumps({**values, "frames": self.frames, "stacks": stacks}).encode() + b"\n"
-
-
-_SUMS = ("processes", "seconds", "before", "clients")
-
-
-def check_installed() -> None:
-    """Refuse a profile without pyinstrument.
-
-    Raises
-    ------
-    EngineError
-        If it is not installed.
-    """
-    if importlib.util.find_spec("pyinstrument") is None:
-        raise EngineError("pyinstrument is not installed: pip install 'flwr-privacy[profile]'")
-
-
-def check_profile(folder: str | Path) -> Path:
-    """Return the folder of a profile, if one can be made in it.
-
-    Raises
-    ------
-    EngineError
-        If pyinstrument is not installed.
-    InvalidParameterError
-        If the folder cannot be written.
-    """
-    check_installed()
-    path = Path(folder)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe-{os.getpid()}"
-        probe.touch(mode=PRIVATE)
-        probe.unlink()
-    except OSError as error:
-        allowed = f"a folder that can be written ({error.strerror})"
-        raise InvalidParameterError("profile", str(folder), allowed) from error
-    return path.resolve()
 
 
 def process_age() -> float:
@@ -188,7 +67,7 @@ class _Recorder:
     def __init__(self, folder: Path, role: str, *, age: float) -> None:
         from pyinstrument.stack_sampler import get_stack_sampler  # late: an optional library
 
-        self._path, self._lock = _free_file(folder / SAMPLES, role)
+        self._path, self._lock = free_file(folder / SAMPLES, role)
         self._total = Samples.read(self._path) if self._path.exists() else Samples(role)
         self.samples = Samples(role, processes=1, seconds=age, before=age)  # since the last write
         self._places = {frame: place for place, (frame, _) in enumerate(self._total.frames)}
@@ -222,7 +101,7 @@ class _Recorder:
 
     def _place(self, sampled: str) -> int:
         if sampled not in self._known:
-            frame, module = _described(sampled)
+            frame, module = described(sampled)
             if frame not in self._places:
                 self._places[frame] = len(self._places)
                 self._frames.append((frame, module))
@@ -249,7 +128,7 @@ class _Recorder:
         new = self.samples
         new.seconds += begins - self._wrote
         self.samples = Samples(new.role)
-        for name in _SUMS:
+        for name in SUMS:
             setattr(self._total, name, getattr(self._total, name) + getattr(new, name))
         for stack, seconds in new.stacks.items():
             self._total.stacks[stack] = self._total.stacks.get(stack, 0.0) + seconds
@@ -304,68 +183,6 @@ def _in_forked_process() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_forked_process)
-
-
-def _free_file(folder: Path, role: str) -> tuple[Path, int]:
-    """Return the first file of a role that no other process writes, and its lock.
-
-    A deployed node has a new process for each message: they use one file, one after another.
-    """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for number in count():
-        path = folder / f"{role}-{number}.json"
-        lock = os.open(folder / f".{role}-{number}.lock", os.O_RDWR | os.O_CREAT, PRIVATE)
-        try:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return path, lock
-            if not path.exists():
-                return path, lock
-        except BlockingIOError:
-            pass
-        os.close(lock)
-    raise AssertionError("there is always a next number")
-
-
-_LIBRARIES = tuple(
-    path
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    if (path := sysconfig.get_path(name))
-)
-_modules: dict[str, str] = {}  # by file
-_modules_of = 0  # how many were imported then
-
-
-def _described(sampled: str) -> tuple[str, str]:
-    """Return a sampled frame and its module; without its line unless it is the user's own code."""
-    identifier, *attributes = sampled.split("\x01")
-    function, file, _ = identifier.split("\x00")
-    if file == "<thread>":
-        return f"{function}\x00{file}\x000", ""  # its number differs in each process
-    module = _module_of(file)
-    # Class and line; pyinstrument would not show functions that hide from tracebacks.
-    marks = ("c", "l") if is_own(file, module) else ("c",)
-    attributes = [a for a in attributes if a.startswith(marks)]
-    return "\x01".join([identifier, *attributes]), module
-
-
-def is_own(file: str, module: str) -> bool:
-    """Tell whether a file is code of the user's: neither ours nor installed, nor built in."""
-    ours = module.partition(".")[0] == "flwr_privacy"
-    return not (ours or file.startswith("<") or file.startswith(_LIBRARIES))
-
-
-def _module_of(file: str) -> str:
-    global _modules_of
-    if file.startswith("<frozen "):
-        return file[len("<frozen ") : -1]
-    if file not in _modules and _modules_of != len(sys.modules):
-        _modules_of = len(sys.modules)
-        for name, module in list(sys.modules.items()):
-            place = getattr(module, "__file__", None)
-            if isinstance(place, str) and not name.startswith("__m"):
-                _modules.setdefault(place, name)
-    return _modules.get(file, "")
 
 
 @contextmanager

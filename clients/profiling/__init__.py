@@ -1,0 +1,1 @@
+"""Samples where a process spends its time, for a profile: servers and nodes."""
