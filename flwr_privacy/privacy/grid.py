@@ -195,15 +195,17 @@ class GridMean(WeightedMean):
         """
         if self.weight == 0:
             raise ZeroDivisionError("the weights of all replies are zero")
-        mean = {name: np.array(array) for name, array in self._start.items()}
+        mean = {name: np.array(array, order="C") for name, array in self._start.items()}
         for name, sums in self._sums.items():
             if self._failed_code and name == FAILED_NAME:
                 continue
-            old: NDArray[Any] = mean[name]
-            update = np.asarray(sums / self.weight).reshape(-1)
-            update *= self._grid.step  # exact: a power of two
-            update += old.reshape(-1)
-            mean[name] = update.astype(old.dtype).reshape(old.shape)
+            values, total = mean[name].reshape(-1), sums.reshape(-1)
+            for begin in range(0, total.size, _BLOCK):
+                part = values[begin : begin + _BLOCK]
+                update = np.asarray(total[begin : begin + _BLOCK] / self.weight)
+                update *= self._grid.step  # exact: a power of two
+                update += part
+                part[:] = update
         return mean
 
     def _check_total(self, weight: float, clients: int) -> None:

@@ -58,7 +58,7 @@ def discrete_gaussian(size: int, sigma: float, random: SecureRandom) -> NDArray[
     -------
     ndarray of int64, shape (size,)
         A value beyond int64 would have a probability below 2^-(10^13) and raises OverflowError.
-        More than 2^20 samples are drawn in parts, by several threads
+        More than 2^18 samples are drawn in parts, by several threads
         (`flwr_privacy.wire.parts.in_parts`).
 
     Raises

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 __all__ = ["PART", "in_parts"]
 
-PART = 1 << 20
-"""Entries of a part: less is done sooner than a thread is started."""
+PART = 1 << 18
+"""Entries of a part: less is done sooner than a thread is started, more takes more memory."""
 
 
 def in_parts(work: Callable[[int], None], size: int) -> None:
@@ -31,11 +31,11 @@ def in_parts(work: Callable[[int], None], size: int) -> None:
     processors.
     """
     starts = range(0, size, PART)
-    if len(starts) < 2:
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    threads = min(int(said) if said.isdecimal() else os.cpu_count() or 1, len(starts))
+    if threads < 2:
         for start in starts:
             work(start)
         return
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(said) if said.isdecimal() else os.cpu_count() or 1
-    with ThreadPoolExecutor(max(1, threads)) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, starts))
