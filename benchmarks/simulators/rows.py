@@ -23,7 +23,6 @@ SCHEMES = {
     "udp": ("UDP", 1.5),
     "mspdq": ("MSPDQ, four steps", 3.0),
     "m2fdp": ("M2FDP", 1.5),
-    "secure-sum": ("FedAvg under a secure sum", None),
 }
 SCHEME_ROUNDS, SCHEME_TURNS = 6, 2
 
@@ -46,7 +45,7 @@ def simulators() -> Iterator[Comparison]:
             for size, private in RAY_SETTINGS:
                 flower = ray.flower(size, rounds=RAY_ROUNDS[size], private=private)
                 ours = ray.ours(size, rounds=RAY_ROUNDS[size], private=private)
-                check_alike([flower, ours], private=private)
+                check_alike([flower, ours], learnt=not private)
                 what = f"on Ray, a round of {_named(size, private)}"
                 yield Comparison(
                     what=what,
@@ -68,7 +67,9 @@ def _inline(sides: Sides, size: str, *, private: bool) -> Generator[Comparison, 
         loop.append(sides.loop(size, rounds=ROUNDS[size], private=private))
         pfl.append(sides.pfl(size, rounds=ROUNDS[size], private=private))
         ours += sides.inline(part, size, rounds=ROUNDS[size])
-    check_alike([*loop, *pfl, *ours], private=private)
+    # Of four clients of one step each it depends on who they are how far the model goes, and where.
+    few = size == "ResNet"
+    check_alike([*loop, *pfl, *ours], learnt=not private and not few, apart=0.4 if few else 0.1)
     what = f"inline, a round of {_named(size, private)}"
     rounds = _seconds(ours)
     yield Comparison(

@@ -67,8 +67,8 @@ class Report:
         return self.losses[0] - self.losses[-1]
 
 
-def check_alike(reports: list[Report], *, private: bool) -> None:
-    """Raise unless all sides have moved the weights alike and, without noise, have learnt alike.
+def check_alike(reports: list[Report], *, learnt: bool, apart: float = 0.1) -> None:
+    """Raise unless all sides have moved the weights alike and, if it is asked for, learnt alike.
 
     Raises
     ------
@@ -77,8 +77,8 @@ def check_alike(reports: list[Report], *, private: bool) -> None:
     """
     first, *others = reports
     for other in others:
-        learnt, moved = other.learnt / first.learnt, other.moved / first.moved
-        if not (0.9 < moved < 1.1 and (private or 0.75 < learnt < 1.33)):
+        fell, moved = other.learnt / first.learnt, other.moved / first.moved
+        if not (abs(moved - 1) < apart and (not learnt or 0.75 < fell < 1.33)):
             raise RuntimeError(f"not the same work: {other} and {first}")
 
 

@@ -3,7 +3,6 @@
 flower       Flower's FedAvg, a node per client
 flower-dp    the same in Flower's wrapper for central DP with fixed clipping
 fedavg       this library's FedAvg
-secure-sum   the same under a secure sum
 central-dp   its central DP with a trusted server
 udp          UDP at user level
 mspdq        MSPDQ with four mixing steps
@@ -19,7 +18,6 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.m2fdp import TierTree
-from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import (
     M2FDP,
     MSPDQ,
@@ -94,8 +92,6 @@ def _strategy(part: str, task: work.Task, *, sigma: float, virtual: bool) -> Str
     }
     if part == "fedavg":
         return FedAvg(**asked)
-    if part == "secure-sum":
-        return FedAvg(secure_sum=SecureSum(), **asked)
     if part == "central-dp":
         # As the rivals do: random cohorts, and noise of its own in each round.
         privacy = ServerNoise(**budget, sampling="fixed", correlated=None)
