@@ -199,7 +199,8 @@ class GridMean(WeightedMean):
         for name, sums in self._sums.items():
             if self._failed_code and name == FAILED_NAME:
                 continue
-            values, total = mean[name].reshape(-1), sums.reshape(-1)
+            values: NDArray[Any] = mean[name].reshape(-1)
+            total = sums.reshape(-1)
             for begin in range(0, total.size, _BLOCK):
                 part = values[begin : begin + _BLOCK]
                 update = np.asarray(total[begin : begin + _BLOCK] / self.weight)
