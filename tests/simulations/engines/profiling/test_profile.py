@@ -328,6 +328,7 @@ def test_a_profile_of_a_run_on_ray(command: Command, tmp_path: Path) -> None:
     assert profile.server.processes == 1
     assert profile.workers.processes == 2
     assert 4 <= profile.workers.clients <= 4 * 8  # Ray kills processes without a word
-    assert profile.workers.phases["training"] > 0
-    assert profile.server.phases["requests"] > 0
+    # A training takes less than the time between two samples.
+    for side in (profile.server, profile.workers):
+        assert sum(s for phase, s in side.phases.items() if phase not in ("start", "wait")) > 0
     assert all(map(adds_up, (profile.server, profile.workers)))
