@@ -9,14 +9,13 @@ import argparse
 import json
 import logging
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .own_process import measured
 from .report import Comparison
 
 __all__ = ["large_models"]
@@ -51,10 +50,7 @@ def large_models() -> Iterator[Comparison]:
 
 
 def _side(name: str, values: int, clients: int) -> dict[str, float]:
-    command = [sys.executable, "-m", __spec__.name, name, str(values), str(clients)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+    return measured(__spec__.name, name, str(values), str(clients))
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from flwr_privacy.clients.profiling.samples import PROFILE_VARIABLE
+from flwr_privacy.clients.profiling import PROFILE_VARIABLE
 
 from .report import Comparison
 from .simulators.sides import Sides

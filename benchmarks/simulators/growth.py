@@ -17,14 +17,12 @@ import math
 import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+from ..own_process import measured
 from .scale import resident, strategy_of
 
 __all__ = ["main"]
@@ -64,7 +62,14 @@ def main() -> None:
 
 
 def _print_axis(scheme: str, axis: str, values: tuple[int, ...]) -> None:
-    lines = [_side(scheme=scheme, settings={**BASE, axis: value}) for value in values]
+    lines = [
+        measured(
+            __spec__.name,
+            json.dumps({"scheme": scheme, "settings": {**BASE, axis: value}}),
+            OMP_NUM_THREADS="1",
+        )
+        for value in values
+    ]
     seconds = [line["seconds"] for line in lines]
     slope = statistics.linear_regression(
         *(list(map(math.log, row)) for row in (values, seconds))
@@ -74,14 +79,6 @@ def _print_axis(scheme: str, axis: str, values: tuple[int, ...]) -> None:
     memory = " / ".join(f"{line['server']:.0f}, {line['worker']:.0f}" for line in lines)
     files = " / ".join(f"{line['files']:,}" for line in lines)
     print(f"| {scheme} | {NAMED[axis]}: {grown} | {times} | {slope:.2f} | {memory} | {files} |")
-
-
-def _side(**given: Any) -> dict[str, float]:
-    command = [sys.executable, "-m", __spec__.name, json.dumps(given)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return measured
 
 
 def _measured(scheme: str, settings: dict[str, int]) -> dict[str, float]:

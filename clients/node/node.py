@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from flwr.app import Context, Error, Message
 
+from flwr_privacy.clients.profiling import PROFILE_VARIABLE
 from flwr_privacy.errors import (
     ChargedFailureError,
     DeclinedError,
@@ -53,7 +54,7 @@ def answer(app: App, message: Message, context: Context) -> Message:
             content = run_client(app, built(app, context), client_id, message, context)
         return Message(content, reply_to=message)
 
-    if os.environ.get("FLWR_PRIVACY_PROFILE"):
+    if os.environ.get(PROFILE_VARIABLE):
         from flwr_privacy.clients.profiling.recorder import (
             of_worker,  # late: most runs have no profile
         )

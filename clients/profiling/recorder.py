@@ -24,9 +24,9 @@ from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.wire.files import open_private, write_file
 from flwr_privacy.wire.message import COHORT, HELLO, RECORD
 
+from . import PROFILE_VARIABLE
 from .frames import described
 from .samples import (
-    PROFILE_VARIABLE,
     SAMPLES,
     SERVER,
     SUMS,

@@ -16,7 +16,6 @@ except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
-    "PROFILE_VARIABLE",
     "SAMPLES",
     "SERVER",
     "SUMS",
@@ -26,9 +25,6 @@ __all__ = [
     "check_profile",
     "free_file",
 ]
-
-PROFILE_VARIABLE = "FLWR_PRIVACY_PROFILE"
-"""Environment variable with the folder in which each process keeps its samples."""
 
 SERVER, WORKER = "server", "worker"
 """What a process is; its file begins with that."""
@@ -141,6 +137,7 @@ def free_file(folder: Path, role: str) -> tuple[Path, int]:
 
     A deployed node has a new process for each message: they use one file, one after another.
     """
+    # Not `exclusive_lock`: a fork that drops its copy of that one would free it for all.
     folder.mkdir(mode=0o700, exist_ok=True)
     for number in count():
         path = folder / f"{role}-{number}.json"

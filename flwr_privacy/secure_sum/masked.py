@@ -22,7 +22,7 @@ from flwr_privacy.wire.parts import PART, in_parts
 
 from .settings import Bounds
 
-__all__ = ["MASKED", "MaskedSum", "add_masks", "residues", "values_of", "vector_size", "word"]
+__all__ = ["MASKED", "MaskedSum", "Residues", "add_masks", "residues", "values_of", "vector_size"]
 
 MASKED = "masked"
 """Name of the array in a client's reply."""

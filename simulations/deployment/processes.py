@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import tomli_w
 
-from flwr_privacy.clients.profiling.samples import PROFILE_VARIABLE
+from flwr_privacy.clients.profiling import PROFILE_VARIABLE
 from flwr_privacy.errors import EngineError, InvalidParameterError, check_flag
 from flwr_privacy.simulations.engines.flower_processes import (
     HOST,

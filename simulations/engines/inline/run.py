@@ -11,8 +11,9 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from flwr_privacy.clients.profiling import PROFILE_VARIABLE
 from flwr_privacy.clients.profiling.recorder import sampling
-from flwr_privacy.clients.profiling.samples import PROFILE_VARIABLE, SERVER, check_profile
+from flwr_privacy.clients.profiling.samples import SERVER, check_profile
 from flwr_privacy.simulations.engines.profiling.report import profiled
 
 from .faults import Fault

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flwr_privacy.clients.profiling import PROFILE_VARIABLE
 from flwr_privacy.clients.profiling.frames import is_own
 from flwr_privacy.clients.profiling.recorder import sampling
 from flwr_privacy.clients.profiling.samples import (
-    PROFILE_VARIABLE,
     SAMPLES,
     SERVER,
     Samples,

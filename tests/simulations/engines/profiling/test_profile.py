@@ -18,8 +18,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_privacy.clients import FedAvgClient, as_mod
+from flwr_privacy.clients.profiling import PROFILE_VARIABLE
 from flwr_privacy.clients.profiling import recorder as profiling
-from flwr_privacy.clients.profiling.samples import PROFILE_VARIABLE, Samples
+from flwr_privacy.clients.profiling.samples import Samples
 from flwr_privacy.errors import AllRefusedError, EngineError, InvalidParameterError, ProtocolError
 from flwr_privacy.simulations.engines.inline import run_inline
 from flwr_privacy.simulations.engines.profiling.report import Side, read_profile, write_profile
@@ -171,12 +172,13 @@ def test_flame_graphs_have_all_of_the_time(tmp_path: Path) -> None:
             "from flwr_privacy.simulations.testing.apps import run_strategy\n"
             "from flwr_privacy.strategies import FedAvg\n"
             "run_strategy(FedAvg(fraction_evaluate=0.0), nodes=2, num_rounds=1)",
-            "{'flwr_privacy.clients.profiling'}",
+            "{'flwr_privacy.clients.profiling.recorder'}",
         ),
     ],
 )
 def test_without_a_profile_no_profiler_is_imported(code: str, loaded: str) -> None:
-    shows = "print({'pyinstrument', 'flwr_privacy.clients.profiling'} & sys.modules.keys())"
+    profilers = {"pyinstrument", "flwr_privacy.clients.profiling.recorder"}
+    shows = f"print({profilers} & sys.modules.keys())"
     command = [sys.executable, "-c", f"import sys\n{code}\n{shows}"]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
     assert done.stdout.splitlines()[-1] == loaded
