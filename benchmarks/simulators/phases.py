@@ -3,7 +3,9 @@
 Each column is a row of `simulators`, run with the profiler: milliseconds of a client of a round, by
 phase (docs/simulation.md names them), of the workers and then of the server. The lines below the
 table say what a round would be at best where everything but some phases was free: where a target is
-beyond that, it cannot be met by what this library does around them.
+beyond that, it cannot be met by what this library does around them. On Ray a round lasts a multiple
+of `TICK`, so these lines have its rounds. (The server's ledger has the calibration of the noise,
+once a run.)
 
 The profiler makes calls of Python functions slower, so phases are compared with each other here;
 `simulators` measures seconds.
@@ -11,6 +13,7 @@ The profiler makes calls of Python functions slower, so phases are compared with
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ from flwr_privacy.simulations.engines.profiling.report import Side, read_profile
 
 from .app.simulated import work
 from .rows import ROUNDS, SCHEMES
-from .sides import Sides, ray_sides
+from .sides import Report, Sides, ray_sides
 
 __all__ = ["main"]
 
@@ -33,17 +36,21 @@ ONCE = ("start", "profiler")
 USERS = ("training", "own code", "records", "evaluation")
 """Phases of the app's own code, and of Flower's records around it."""
 
+TICK = 0.1
+"""Seconds between two looks of Flower's simulation engine for new messages (its ``vce_api``)."""
+
 LOCAL_NOISE = {"udp": ("noise",), "m2fdp": ("noise", "scheme"), "mspdq": ("scheme",)}
 """What a scheme does on top of averaging by its definition."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A profiled run: milliseconds of a client of a round, by phase."""
+    """A profiled run: milliseconds of a client of a round, by phase; and seconds of its rounds."""
 
     name: str
     workers: dict[str, float]
     server: dict[str, float]
+    rounds: list[float]
 
     @property
     def work(self) -> float:
@@ -72,6 +79,10 @@ def main() -> None:
                 print(f"| {'server: ' * (side == 'server')}{phase} | {cells} |")
     print()
     print("\n".join(_bounds(dict(zip(INLINE, inline, strict=True)))))
+    for column in on_ray:
+        ticks = Counter(round(seconds / TICK, 1) for seconds in column.rounds)
+        counted = ", ".join(f"{many} of {number:g}" for number, many in sorted(ticks.items()))
+        print(f"{column.name}: rounds in ticks of {TICK:g} s: {counted}")
 
 
 def _bounds(columns: dict[tuple[str, str], Column]) -> Iterator[str]:
@@ -104,18 +115,18 @@ def _profiled(folder: Path) -> Iterator[Path]:
 
 def _inline(folder: Path, part: str, size: str) -> Column:
     with _profiled(folder) as profile:
-        Sides(folder).inline(part, size, rounds=ROUNDS[size])
-        return _column(f"{part} {size}", profile, size)
+        [report] = Sides(folder).inline(part, size, rounds=ROUNDS[size])
+        return _column(f"{part} {size}", profile, size, report)
 
 
 def _on_ray(folder: Path, part: str, size: str) -> Column:
     with _profiled(folder) as profile:
         with ray_sides(folder) as ray:
-            ray.ours(size, rounds=ROUNDS[size], private=part == "central-dp")
-        return _column(f"{part} {size}, Ray", profile, size)
+            report = ray.ours(size, rounds=ROUNDS[size], private=part == "central-dp")
+        return _column(f"{part} {size}, Ray", profile, size, report)
 
 
-def _column(name: str, folder: Path, size: str) -> Column:
+def _column(name: str, folder: Path, size: str, report: Report) -> Column:
     profile = read_profile(folder)
     trainings = ROUNDS[size] * work.TASKS[size].cohort
 
@@ -125,7 +136,7 @@ def _column(name: str, folder: Path, size: str) -> Column:
             for phase in PHASES
         }
 
-    return Column(name, each(profile.workers), each(profile.server))
+    return Column(name, each(profile.workers), each(profile.server), report.seconds)
 
 
 if __name__ == "__main__":

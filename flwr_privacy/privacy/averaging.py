@@ -275,7 +275,8 @@ class WeightedMean:
             product = self._scratch[: block.size]
             # Not multiply(..., dtype=float64): that casts through NumPy's small buffer, slowly.
             np.copyto(product, block, casting="unsafe")
-            product *= self.sum_dtype.type(weight)
+            if weight != 1:
+                product *= self.sum_dtype.type(weight)
             total[start : start + _BLOCK] += product
 
     def _add_metric(self, key: str, numbers: NDArray[np.float64], weight: float) -> None:
