@@ -72,4 +72,5 @@ def _hash(digest: Any, value: Any) -> None:
         kind = next(kind for kind in _PLAIN if isinstance(value, kind))
     plain: Any = kind(value)
     octets = plain if kind is bytes else repr(plain).encode()
-    digest.update(kind.__name__.encode() + b":" + len(octets).to_bytes(8, "big") + octets)
+    digest.update(kind.__name__.encode() + b":" + len(octets).to_bytes(8, "big"))
+    digest.update(octets)  # apart: it may be a model, and joining would copy it
