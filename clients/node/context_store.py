@@ -120,6 +120,8 @@ _VARIABLES = {
     _WITNESS: WITNESS_VARIABLE,
 }
 
+_NO_LIMITS = Policy()
+
 _LOCK_TIMEOUT = 10.0  # seconds
 
 _Content = TypeVar("_Content")
@@ -264,7 +266,7 @@ def policy_of(context: Context) -> Policy:
     """
     refuse_node_keys("run-config", context.run_config)
     path, names = (_of_node(context, key) for key in (_POLICY, ALLOW_UNPROTECTED))
-    policy = Policy() if path is None else _usable("policy", Policy.read, path)
+    policy = _NO_LIMITS if path is None else _usable("policy", Policy.read, path)
     listed = [name.strip() for name in str(names or "").split(",") if name.strip()]
     if not listed:
         return policy
