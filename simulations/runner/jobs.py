@@ -12,6 +12,7 @@ from typing import Any
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.simulations.engines.placement import Machine, check_cpus, check_gpus
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
+from flwr_privacy.simulations.engines.ray_hosts import HostNeeds, check_hosts
 from flwr_privacy.simulations.settings.metrics_file import follow
 from flwr_privacy.simulations.settings.own_code import is_reference, search_current_folder
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
@@ -146,6 +147,28 @@ def check_machine(engine: Engine, settings: Settings) -> None:
         check_gpus(engine.resources, Machine.here(), model_bytes=model_bytes(settings))
 
 
+def check_cluster(engine: Engine, runs: list[RunFolder]) -> None:
+    """Refuse a running Ray cluster with a host that cannot run the clients of all runs.
+
+    Raises
+    ------
+    EngineError
+        If there is one; see `flwr_privacy.simulations.engines.ray_hosts.check_hosts`.
+    """
+    if engine.name != "ray" or engine.resources.ray_address is None:
+        return
+    from flwr_privacy.simulations.settings.schemes import client_of  # late: it brings torch
+
+    def has_cohorts(run: RunFolder) -> bool:
+        return int(run.summary["nodes"]) < (run.settings.clients or DEFAULT_CLIENTS)
+
+    needs = HostNeeds(
+        cohorts=any(map(has_cohorts, runs)),
+        folders=[run.path for run in runs if not client_of(run.settings).bare],
+    )
+    check_hosts(engine.resources.ray_address, needs)
+
+
 def carry_out(
     runs: list[RunFolder],
     engine: Engine,
@@ -188,6 +211,7 @@ def carry_out(
             )
             with kept(*runs, ends=False):
                 stack.enter_context(session)
+                check_cluster(engine, runs)
         pool = None
         if engine.name == "inline":
             from flwr_privacy.simulations.engines.inline.workers import WorkerPool  # brings Flower
