@@ -4,27 +4,26 @@ A client of a simulation may run on any host, in each round on another. So every
 packages, the same answer to whether it runs cohorts, and the same folder for the clients' ledgers
 and caches: with a folder for each host, a client would lose its ledger when it moves.
 
-The check joins the cluster in a process of its own, which is this file as a script.
+The check joins the cluster in a process of its own, `ray_probe`.
 """
 
-import importlib
 import json
-import logging
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flwr_privacy.clients.node.context_store import STATE_VARIABLE
 from flwr_privacy.clients.node.node_settings import COHORTS_VARIABLE
 from flwr_privacy.errors import EngineError
 
 __all__ = ["HostNeeds", "check_hosts"]
 
+PROBE = Path(__file__).with_name("ray_probe.py")
 PACKAGES = ("flwr-privacy", "flwr")
 TIMEOUT = 120.0
 
@@ -61,8 +60,6 @@ def check_hosts(ray_address: str, needs: HostNeeds) -> None:
     EngineError
         If a host lacks something; the text says what, and how it gets it.
     """
-    from flwr_privacy.clients.node.context_store import STATE_VARIABLE  # late: it brings Flower
-
     asked = {
         "address": ray_address,
         "cohorts": COHORTS_VARIABLE,
@@ -72,7 +69,7 @@ def check_hosts(ray_address: str, needs: HostNeeds) -> None:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-P", __file__, json.dumps(asked)],
+            [sys.executable, "-P", str(PROBE), json.dumps(asked)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -113,90 +110,6 @@ def _wrong(hosts: list[dict[str, Any]], needs: HostNeeds) -> Iterator[str]:
             elif unseen := sorted(everywhere - set(found["seen"])):
                 yield (
                     f"{name}: its folder for the clients' state, {folder}, is not the one of "
-                    f"{', '.join(unseen)}: all hosts need the same shared folder"
+                    f"{', '.join(unseen)}: all hosts need the same shared folder, the run folder "
+                    f"or the one that {STATE_VARIABLE} names before each `ray start`"
                 )
-
-
-# What follows runs in the process that joins the cluster, and `_on_host` on each of the hosts, to
-# which Ray sends it: a host may lack this package.
-
-
-def _probe() -> None:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
-
-    ray: Any = importlib.import_module("ray")  # its types know neither options nor arguments
-    asked = json.loads(sys.argv[1])
-    ray.init(address=asked.pop("address"), log_to_driver=False, logging_level=logging.ERROR)
-    # Those that run clients: they are the ones with a processor.
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    names = [f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})" for node in nodes]
-    token = uuid.uuid4().hex
-    work = ray.remote(num_cpus=0)(_on_host)
-
-    def on_hosts(step: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = ray.get(
-            [
-                work.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(
-                    step, name, token, **asked
-                )
-                for node, name in zip(nodes, names, strict=True)
-            ]
-        )
-        return found
-
-    # All hosts have left their files before one of them looks for those of the others.
-    on_hosts("leave")
-    found = on_hosts("look")
-    on_hosts("remove")
-    print(json.dumps(found))
-
-
-def _on_host(
-    step: str,
-    name: str,
-    token: str,
-    *,
-    cohorts: str,
-    state: str,
-    folders: list[str],
-    packages: list[str],
-) -> dict[str, Any]:
-    """Leave a file in each folder for clients' state, look for those of all hosts, or remove it.
-
-    Returns
-    -------
-    dict
-        What this host has.
-    """
-
-    def installed(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return ""
-
-    def visited(folder: str) -> dict[str, Any]:
-        prefix = f".{token} "
-        own = Path(folder, prefix + name)
-        try:
-            if step == "leave":
-                own.touch()
-            elif step == "remove":
-                own.unlink(missing_ok=True)
-            names = (path.name for path in Path(folder).iterdir())
-            seen = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-        except OSError as error:
-            return {"seen": [], "error": str(error)}
-        return {"seen": seen, "error": ""}
-
-    own = os.environ.get(state)
-    return {
-        "name": name,
-        "packages": {package: installed(package) for package in packages},
-        "cohorts": os.environ.get(cohorts),
-        "folders": {folder: visited(folder) for folder in ([own] if folders and own else folders)},
-    }
-
-
-if __name__ == "__main__":
-    _probe()

@@ -12,7 +12,6 @@ from typing import Any
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer
 from flwr_privacy.simulations.engines.placement import Machine, check_cpus, check_gpus
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
-from flwr_privacy.simulations.engines.ray_hosts import HostNeeds, check_hosts
 from flwr_privacy.simulations.settings.metrics_file import follow
 from flwr_privacy.simulations.settings.own_code import is_reference, search_current_folder
 from flwr_privacy.simulations.settings.run_folder import RunFolder, kept
@@ -157,7 +156,9 @@ def check_cluster(engine: Engine, runs: list[RunFolder]) -> None:
     """
     if engine.name != "ray" or engine.resources.ray_address is None:
         return
-    from flwr_privacy.simulations.settings.schemes import client_of  # late: it brings torch
+    # Late: they bring Flower.
+    from flwr_privacy.simulations.engines.ray_hosts import HostNeeds, check_hosts
+    from flwr_privacy.simulations.settings.schemes import client_of
 
     def has_cohorts(run: RunFolder) -> bool:
         return int(run.summary["nodes"]) < (run.settings.clients or DEFAULT_CLIENTS)
