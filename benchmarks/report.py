@@ -1,10 +1,11 @@
 """A comparison with a rival: what was measured on both sides, the ratio, and the verdict."""
 
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["HEADER", "Comparison"]
+__all__ = ["Comparison", "print_comparisons"]
 
 _UNITS = {
     "s": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)),
@@ -12,7 +13,7 @@ _UNITS = {
     "1": (("", 1.0),),
 }
 
-HEADER = (
+_HEADER = (
     f"{'what':<44}{'ours':>13}{'rival':>14}{'ratio':>9}  {'target':<14}{'verdict':<8}rival's name"
 )
 
@@ -71,6 +72,24 @@ class Comparison:
             f"{self.what:<44}{_shown(self.ours, self.unit):>13}{_shown(self.theirs, self.unit):>14}"
             f"{self.ratio:>8.3g}x  {target:<14}{verdict:<8}{self.rival}"
         )
+
+
+def print_comparisons(comparisons: Iterable[Comparison]) -> None:
+    """Print a line for each comparison as it comes, and then how many missed their targets.
+
+    Parameters
+    ----------
+    comparisons : iterable of Comparison
+        What is measured while it is iterated over.
+    """
+    began = time.monotonic()
+    missed = 0
+    print(_HEADER, flush=True)
+    for comparison in comparisons:
+        missed += comparison.missed
+        print(comparison.line(), flush=True)
+    verdict = f"{missed} MISSED" if missed else "all met"
+    print(f"targets: {verdict}; {time.monotonic() - began:.0f} s in all")
 
 
 def _shown(values: Sequence[float], unit: str) -> str:

@@ -26,12 +26,15 @@ from flwr_privacy.simulations.engines.profiling.report import Side, read_profile
 from .. import large_models
 from ..own_process import measured
 from .app.simulated import work
-from .rows import ROUNDS, SCHEMES
+from .rows import NAMES, ROUNDS, SCHEME_PLANS
 from .sides import Sides, ray_sides
 
 __all__ = ["main"]
 
-INLINE = [*((part, "S") for part in ("fedavg", "central-dp", *SCHEMES))]
+OWN = {"udp": ("noise",), "m2fdp": ("noise", "scheme"), "mspdq": ("scheme",)}
+"""What a scheme does beyond averaging by its definition."""
+
+INLINE = [*((part, "S") for part in ("fedavg", "central-dp", *OWN))]
 INLINE += [("fedavg", "L"), ("central-dp", "L")]
 ON_RAY = [("fedavg", "S"), ("fedavg", "L")]
 LARGE_VALUES, LARGE_CLIENTS, _ = large_models.SIZES[0]
@@ -43,9 +46,6 @@ USERS = ("training", "own code", "records", "evaluation")
 
 TICK = 0.1
 """Seconds between two looks of Flower's simulation engine for new messages (its ``vce_api``)."""
-
-LOCAL_NOISE = {"udp": ("noise",), "m2fdp": ("noise", "scheme"), "mspdq": ("scheme",)}
-"""What a scheme does on top of averaging by its definition."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ def _bounds(columns: dict[tuple[str, str], Column]) -> Iterator[str]:
                 f"takes {faster:.2f}x less than now"
             )
     plain = columns["fedavg", "S"]
-    for part, (name, at_most) in SCHEMES.items():
-        least = (plain.work + columns[part, "S"].of(LOCAL_NOISE[part])) / plain.work
+    for part, own in OWN.items():
+        least = (plain.work + columns[part, "S"].of(own)) / plain.work
         yield (
-            f"{name}: as FedAvg, and in addition {' and '.join(LOCAL_NOISE[part])} alone: "
-            f"{least:.2f}x of FedAvg (target {at_most:g}x)"
+            f"{NAMES[part]}: as FedAvg, and in addition {' and '.join(own)} alone: {least:.2f}x of "
+            f"FedAvg (target {SCHEME_PLANS['S'].targets[part]:g}x)"
         )
 
 

@@ -20,7 +20,7 @@ from flwr_privacy.wire.payload import payload_bytes
 
 from . import secure_sum
 from .base import SchemeClient
-from .context_store import SIMULATED
+from .context_store import SIMULATED, check_same_folder
 from .dispatch import (
     ARRAYS,
     App,
@@ -80,6 +80,8 @@ def run_cohort(app: App, header: Header, message: Message, context: Context) -> 
         try:
             client = built(app, own_context)
             if not mean:
+                if not client.bare:
+                    check_same_folder(context)
                 mean.append(_accumulator(client, content, cohort.group_of))
             reply = answered(client, client_id, own_context)
         except DeclinedError as error:

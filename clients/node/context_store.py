@@ -40,14 +40,20 @@ import os
 import socket
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 
-from flwr_privacy.errors import InvalidParameterError, LedgerError, check_integer
+from flwr_privacy.errors import (
+    InvalidParameterError,
+    LedgerError,
+    ProtocolError,
+    check_integer,
+)
 from flwr_privacy.pipeline.node_store import NodeRules, NodeStore
 from flwr_privacy.pipeline.operator_checks import (
     ALLOW_UNPROTECTED,
@@ -64,7 +70,7 @@ from flwr_privacy.wire.identity import (
     check_client_id,
     client_id_from,
 )
-from flwr_privacy.wire.message import Fields
+from flwr_privacy.wire.message import RECORD, Fields
 from flwr_privacy.wire.pins import Identity, Pins
 
 from .node_settings import may_run_any
@@ -81,6 +87,7 @@ __all__ = [
     "STATE_VARIABLE",
     "WITNESS_VARIABLE",
     "ContextStore",
+    "check_same_folder",
     "has_policy_file",
     "identity_of",
     "is_simulated",
@@ -380,6 +387,35 @@ def is_simulated_client(context: Context) -> bool:
     if not isinstance(named, bool):
         raise InvalidParameterError(SIMULATED, named, "true or false, without quotes")
     return named or is_simulated()
+
+
+def check_same_folder(context: Context) -> None:
+    """Check that a simulated node finds the folder in which it was at its last request.
+
+    On a Ray cluster a node's next request may reach another host. If each host has a folder of its
+    own, the clients' ledgers begin anew there.
+
+    Raises
+    ------
+    ProtocolError
+        If it is another folder.
+    LedgerError
+        If there is none.
+    """
+    if not is_simulated():
+        return
+    key, folder = f"{RECORD}.folder", _folder(context)
+    # The state comes with the node's requests, wherever it runs; the file stays where it is.
+    if not isinstance(left := context.state.get(key), ConfigRecord):
+        left = ConfigRecord({"file": f".node-{uuid.uuid4().hex}"})
+        (folder / str(left["file"])).touch()
+        context.state[key] = left
+    elif not (folder / str(left["file"])).exists():
+        raise ProtocolError(
+            f"{folder} on {socket.gethostname()} is not the folder with the state of the clients: "
+            f"all hosts of a Ray cluster need the same shared folder, which {STATE_VARIABLE} names "
+            "before each `ray start`"
+        )
 
 
 def storage(context: Context) -> str:

@@ -47,6 +47,7 @@ from flwr_privacy.wire.message import (
 
 from .base import SchemeClient, Train, Trained
 from .context_store import (
+    check_same_folder,
     identity_of,
     is_simulated_client,
     policy_of,
@@ -201,6 +202,8 @@ def run_client(
         return RecordDict({RECORD: reply_record(header, client_id, own)})
     if cohort is None:
         check_round(header, context)
+        if not client.bare:
+            check_same_folder(context)
     if header.phase in (KEYS, SHARES):
         from .secure_sum import answer_phase  # late: most clients are in no sum
 

@@ -146,6 +146,30 @@ def check_machine(engine: Engine, settings: Settings) -> None:
         check_gpus(engine.resources, Machine.here(), model_bytes=model_bytes(settings))
 
 
+def check_cluster(engine: Engine, runs: list[RunFolder]) -> None:
+    """Refuse a running Ray cluster with a host that cannot run the clients of all runs.
+
+    Raises
+    ------
+    EngineError
+        If there is one; see `flwr_privacy.simulations.engines.ray_hosts.check_hosts`.
+    """
+    if engine.name != "ray" or engine.resources.ray_address is None:
+        return
+    # Late: they bring Flower.
+    from flwr_privacy.simulations.engines.ray_hosts import HostNeeds, check_hosts
+    from flwr_privacy.simulations.settings.schemes import client_of
+
+    def has_cohorts(run: RunFolder) -> bool:
+        return int(run.summary["nodes"]) < (run.settings.clients or DEFAULT_CLIENTS)
+
+    needs = HostNeeds(
+        cohorts=any(map(has_cohorts, runs)),
+        folders=[run.path for run in runs if not client_of(run.settings).bare],
+    )
+    check_hosts(engine.resources.ray_address, needs)
+
+
 def carry_out(
     runs: list[RunFolder],
     engine: Engine,
@@ -188,6 +212,7 @@ def carry_out(
             )
             with kept(*runs, ends=False):
                 stack.enter_context(session)
+                check_cluster(engine, runs)
         pool = None
         if engine.name == "inline":
             from flwr_privacy.simulations.engines.inline.workers import WorkerPool  # brings Flower

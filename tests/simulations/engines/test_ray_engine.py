@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -16,13 +15,11 @@ from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.engines import process_supervisor as supervisor_module
 from flwr_privacy.simulations.engines.flower_processes import free_port, is_free
 from flwr_privacy.simulations.engines.logs import exceptions_in
-from flwr_privacy.simulations.engines.process_supervisor import (
-    ProcessSupervisor,
-    descendants,
-    ray_command,
-)
+from flwr_privacy.simulations.engines.process_supervisor import ProcessSupervisor, descendants
 from flwr_privacy.simulations.engines.ray_engine import RayResources, RaySession
 from flwr_privacy.simulations.engines.superlink import SuperLink
+
+from .ray_cluster import ray_cluster
 
 SETTINGS = (
     'text = """line\n\'\'\'quoted\'\'\'"""\nname = "ümlaut = \\"x\\""\n\n[t]\nwidths = [4, 8]\n'
@@ -359,33 +356,13 @@ def test_killed_app_then_nothing_is_left(session: RaySession, app: Path, tmp_pat
 
 @pytest.mark.ray
 def test_existing_cluster_of_two_nodes(app: Path, tmp_path: Path) -> None:
-    port, ready, out = free_port(), tmp_path / "ready", tmp_path / "out.json"
-    join = [str(Path(sys.executable).with_name("ray")), "start", f"--address=127.0.0.1:{port}"]
-    # A short folder, because of the sockets in it, and not the one where a plain Ray looks.
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))
-    environment = {**os.environ, "RAY_TMPDIR": str(folder)}
-    options = {"environment": environment, "log": tmp_path / "log", "remove": [folder]}
-    head = ProcessSupervisor([ray_command(port=port, cpus=1, gpus=0, ready=ready)], **options)  # type: ignore[arg-type]
-    try:
-        deadline = time.monotonic() + 60
-        while not ready.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        node = ProcessSupervisor([[*join, "--num-cpus=1", "--block"]], **options)  # type: ignore[arg-type]
-        try:
-            while not any("raylet/raylet" in process.command for process in node.processes()):
-                assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-                time.sleep(0.1)
-            time.sleep(3)
-            resources = RayResources(ray_address=f"127.0.0.1:{port}")
-            with RaySession(resources=resources, log_path=tmp_path / "log") as session:
-                session.run(app, nodes=8, run_config={"out": str(out)}, timeout=120)
-            assert len(json.loads(out.read_text())["hosts"]) == 2
-            assert head.alive
-            assert node.alive
-        finally:
-            node.stop()
-    finally:
-        head.stop()
+    out = tmp_path / "out.json"
+    with ray_cluster(tmp_path, [{}, {}]) as (address, holder):
+        resources = RayResources(ray_address=address)
+        with RaySession(resources=resources, log_path=tmp_path / "log") as session:
+            session.run(app, nodes=8, run_config={"out": str(out)}, timeout=120)
+        assert len(json.loads(out.read_text())["hosts"]) == 2
+        assert sum("raylet/raylet" in process.command for process in holder.processes()) == 2
 
 
 @pytest.mark.smoke

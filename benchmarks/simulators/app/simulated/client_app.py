@@ -13,10 +13,12 @@ from flwr_privacy.clients import (
     FedAvgClient,
     M2FDPClient,
     MSPDQClient,
+    SecureSumClient,
     UDPClient,
     as_mod,
 )
 from flwr_privacy.clients.torch import train as train_by_library
+from flwr_privacy.secure_sum.messages import JOIN, KEYS, SHARES
 from flwr_privacy.wire.message import RECORD
 
 from . import work
@@ -25,6 +27,7 @@ __all__ = ["app"]
 
 SCHEMES = (FedAvgClient, CentralDPClient, UDPClient, MSPDQClient, M2FDPClient)
 MODS = {client.scheme: as_mod(client) for client in SCHEMES}
+SUMMED = as_mod(SecureSumClient)
 
 
 def scheme_mod(
@@ -36,7 +39,12 @@ def scheme_mod(
     """
     if RECORD not in message.content:
         return call_next(message, context)
-    return MODS[str(message.content[RECORD]["scheme"])](message, context, call_next)
+    record = message.content.config_records[RECORD]
+    scheme = str(record["scheme"])
+    in_sum = JOIN in message.content or record["phase"] in (KEYS, SHARES)
+    # FedAvg has a client half of its own for sums; the other schemes have one for both.
+    mod = SUMMED if in_sum and scheme == SecureSumClient.scheme else MODS[scheme]
+    return mod(message, context, call_next)
 
 
 app = ClientApp(mods=[scheme_mod])

@@ -3,7 +3,9 @@
 flower       Flower's FedAvg, a node per client
 flower-dp    the same in Flower's wrapper for central DP with fixed clipping
 fedavg       this library's FedAvg
+secure-sum   the same under a secure sum
 central-dp   its central DP with a trusted server
+shares       its central DP with noise in shares of the clients, under a secure sum
 udp          UDP at user level
 mspdq        MSPDQ with four mixing steps
 m2fdp        M2FDP over a tree of ten aggregators, half of them trusted
@@ -18,12 +20,14 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_privacy.m2fdp import TierTree
+from flwr_privacy.secure_sum import SecureSum
 from flwr_privacy.strategies import (
     M2FDP,
     MSPDQ,
     UDP,
     CentralDP,
     DeviceNoise,
+    DistributedNoise,
     FedAvg,
     LoopOptions,
     SchemeResult,
@@ -92,10 +96,17 @@ def _strategy(part: str, task: work.Task, *, sigma: float, virtual: bool) -> Str
     }
     if part == "fedavg":
         return FedAvg(**asked)
+    if part == "secure-sum":
+        return FedAvg(secure_sum=SecureSum(), **asked)
     if part == "central-dp":
         # As the rivals do: random cohorts, and noise of its own in each round.
         privacy = ServerNoise(**budget, sampling="fixed", correlated=None)
         return CentralDP(privacy=privacy, rounds=work.BUDGETED_ROUNDS, **asked)
+    if part == "shares":
+        shared = DistributedNoise(**budget, sampling="fixed")
+        return CentralDP(
+            privacy=shared, rounds=work.BUDGETED_ROUNDS, secure_sum=SecureSum(), **asked
+        )
     if part == "udp":
         return UDP(privacy=UserLevel(**budget), rounds=work.BUDGETED_ROUNDS, **asked)
     if part == "mspdq":
