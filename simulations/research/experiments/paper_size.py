@@ -9,6 +9,7 @@ work on the machine moves them little.
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 
@@ -57,8 +58,11 @@ def _seconds(
     """Return the CPU time of a training of so many rounds."""
     short = {key: value for key, value in point.items() if key not in ("round", "seconds")}
     short["rounds"] = rounds
-    if "target" not in short:
+    if {"round", "seconds"} & set(point):
         short["round"] = rounds
+    if chosen.function.startswith("m2fdp"):
+        # The noise of a round is that of the whole training, whose budget this is a part of.
+        short["epsilon"] = point["epsilon"] * math.sqrt(rounds / point["rounds"])
     started = time.process_time()
     FUNCTIONS[chosen.function].of([short], 0, data_root)
     return time.process_time() - started
