@@ -46,9 +46,9 @@ def machine_hours(
         trainings.setdefault(json.dumps(own, sort_keys=True), point)
     _seconds(chosen, next(iter(trainings.values())), 1, data_root)  # reads the data
     total = 0.0
-    for point in trainings.values():
-        one, two = (_seconds(chosen, point, rounds, data_root) for rounds in (1, 2))
-        total += one + max(0.0, two - one) * (point["rounds"] - 1)
+    for training in trainings.values():
+        one, two = (_seconds(chosen, training, rounds, data_root) for rounds in (1, 2))
+        total += one + max(0.0, two - one) * (training["rounds"] - 1)
     return seeds * total / _HOUR
 
 

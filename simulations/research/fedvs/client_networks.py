@@ -194,7 +194,7 @@ def _trained(point: Point, seed: int, data_root: Path | None) -> float:
             loss = functional.cross_entropy(
                 model([block[taken] for block in blocks]), labels[taken]
             )
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         with torch.no_grad():
             found = model(tests).argmax(dim=1).numpy()
