@@ -37,7 +37,7 @@ def load(name: str, *, data_root: str | Path | None = None, download: bool = Fal
     Parameters
     ----------
     name : {"adult", "adult-integers", "breast-cancer", "cifar10-jpeg", "credit", "digits", \
-"fashion-mnist", "mfeat", "mnist", "parkinsons"}
+"fashion-mnist", "isolet", "leaves", "mfeat", "mnist", "msrc", "parkinsons"}
         Name of the data set. ``digits``: 64 features in [0, 1]; ``mnist``, ``fashion-mnist``:
         (1, 28, 28) images, normalised with the published mean and standard deviation;
         ``cifar10-jpeg``: (3, 32, 32) images, normalised likewise, that were stored with loss, so
@@ -307,6 +307,18 @@ _SOURCES: dict[str, _Source] = {
         parse=_parse_images(0.2860, 0.3530),
         torchvision="FashionMNIST",
     ),
+    "isolet": _Source(
+        title="ISOLET, its fifth part",
+        folders=("isolet", "."),
+        md5={"isolet5.data": "b9fa171e8494aad3c44f7141f58a3147"},
+        parse=unsplit_data.parse_isolet,
+    ),
+    "leaves": _Source(
+        title="One hundred plant species' leaves",
+        folders=("multiview", "."),
+        md5={"100Leaves.mat": "469ec192613697bc99fb331d10632a70"},
+        parse=unsplit_data.parse_leaves,
+    ),
     "mfeat": _Source(
         title="Multiple features",
         folders=("multiview", "."),
@@ -324,6 +336,12 @@ _SOURCES: dict[str, _Source] = {
         },
         parse=_parse_images(0.1307, 0.3081),
         torchvision="MNIST",
+    ),
+    "msrc": _Source(
+        title="MSRC-v1",
+        folders=("multiview", "."),
+        md5={"MSRC_v1.mat": "83b641287b2ca0245253afb3308e069b"},
+        parse=unsplit_data.parse_msrc,
     ),
     "parkinsons": _Source(
         title="Parkinsons",

@@ -25,7 +25,7 @@ from flwr_privacy.wire.identity import derive_seed
 
 from .data import load
 from .records import Dataset, drawn, places
-from .unsplit_data import MFEAT_VIEWS
+from .unsplit_data import MFEAT_VIEWS, MSRC_VIEWS
 
 __all__ = [
     "VERTICAL_TASKS",
@@ -139,6 +139,18 @@ VERTICAL_TASKS: dict[str, VerticalTask] = {
             server_model=partial(_perceptron, 10),
         ),
         VerticalTask(
+            name="mnist-rows",
+            dataset="mnist",
+            description="28x28 handwritten digits, 28 clients with a row of pixels each",
+            units=(28,) * 28,
+            clients=28,
+            pixels=True,
+            training=TrainingSettings(batch_size=256, learning_rate=0.3),
+            client_rate=100.0,
+            rounds=235,
+            server_model=partial(_perceptron, 10),
+        ),
+        VerticalTask(
             name="mfeat-views",
             dataset="mfeat",
             description="2,000 handwritten digits, 6 clients with a view of them each",
@@ -149,6 +161,18 @@ VERTICAL_TASKS: dict[str, VerticalTask] = {
             client_rate=50.0,
             rounds=190,
             server_model=partial(_perceptron, 10),
+        ),
+        VerticalTask(
+            name="msrc-views",
+            dataset="msrc",
+            description="210 photographs of 7 classes, 5 clients with a view of them each",
+            units=MSRC_VIEWS,
+            clients=5,
+            each=True,
+            training=TrainingSettings(batch_size=8, learning_rate=0.1),
+            client_rate=50.0,
+            rounds=210,
+            server_model=partial(_perceptron, 7),
         ),
         VerticalTask(
             name="credit",

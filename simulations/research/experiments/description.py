@@ -1,11 +1,11 @@
 """A paper's figure as an experiment: one TOML file says what to train and what is claimed.
 
-``<scheme>/figures/<figure>.toml`` has a title, the settings that all curves share (``[base]``),
-what the paper's own size puts over them (``[full]``), the curves (``[[curve]]``) and the claims
-(``[[claim]]``, see `flwr_privacy.simulations.research.experiments.claims`). Each curve is trained
-once per seed. Every setting that is not in the file is `Settings`' own default; those whose default
-may change, and with it a verdict, must be there (``tests/simulations/research/experiments``,
-``test_pins.py``).
+``<scheme>/figures/<figure>.toml``, or a file in a folder of ``figures``, has a title, the settings
+that all curves share (``[base]``), what the paper's own size puts over them (``[full]``), the
+curves (``[[curve]]``) and the claims (``[[claim]]``, see
+`flwr_privacy.simulations.research.experiments.claims`). Each curve is trained once per seed. Every
+setting that is not in the file is `Settings`' own default; those whose default may change, and with
+it a verdict, must be there (``tests/simulations/research/experiments``, ``test_pins.py``).
 
 A ``[sweep]`` names a setting and its values: each curve is then trained once per seed and value,
 and shows what the runs came to over that setting. A curve with ``search`` is trained with each
@@ -13,7 +13,7 @@ value of another setting too, and shows the best. A file with a ``function`` tra
 app: its curves are those of a function (`flwr_privacy.simulations.research.experiments.functions`),
 for each seed if that depends on one.
 
-A file with ``extends = "figure"`` has what that figure of its scheme has, without its claims and
+A file with ``extends = "figure"`` has what that figure of its folder has, without its claims and
 ``[full]``. Settings in its own ``[base]``, and in curves of the same label, are put over those of
 the figure; everything else that it has takes the place of the figure's.
 """
@@ -40,6 +40,7 @@ __all__ = [
     "Range",
     "Sweep",
     "experiment",
+    "file_of",
     "names",
     "read_seeds",
 ]
@@ -319,9 +320,22 @@ def names() -> list[str]:
     True
     """
     return sorted(
-        f"{path.parent.parent.name.replace('_', '-')}/{path.stem}"
-        for path in RESEARCH.glob("*/figures/*.toml")
+        f"{path.relative_to(RESEARCH).parts[0].replace('_', '-')}/{path.stem}"
+        for path in RESEARCH.glob("*/figures/**/*.toml")
     )
+
+
+def file_of(name: str) -> Path:
+    """Return the file of an experiment, in the figures of its scheme or a folder of them.
+
+    Examples
+    --------
+    >>> file_of("acfl/figure1").relative_to(RESEARCH).as_posix()
+    'acfl/figures/figure1.toml'
+    """
+    scheme, figure = check_choice("experiment", name, names()).split("/")
+    room = scheme.replace("-", "_")  # central-dp, as the command line has it
+    return next((RESEARCH / room / "figures").rglob(f"{figure}.toml"))
 
 
 def experiment(name: str) -> ExperimentDescription:
@@ -337,9 +351,7 @@ def experiment(name: str) -> ExperimentDescription:
     >>> [curve.label for curve in experiment("mspdq/convex").curves][0]
     'FedAvg'
     """
-    scheme, figure = check_choice("experiment", name, names()).split("/")
-    room = scheme.replace("-", "_")  # central-dp, as the command line has it
-    return read(RESEARCH / room / "figures" / f"{figure}.toml", name)
+    return read(file_of(name), name)
 
 
 def read(path: Path, name: str, *, usual: Mapping[str, Any] | None = None) -> ExperimentDescription:

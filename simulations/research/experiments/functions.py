@@ -35,6 +35,7 @@ from flwr_privacy.simulations.research.acfl.theory import (
     second_moment_bound,
 )
 from flwr_privacy.simulations.research.central_dp import numpy_simulation as central
+from flwr_privacy.simulations.research.fedvs import client_networks
 from flwr_privacy.simulations.research.fedvs import experiment as vertical
 from flwr_privacy.simulations.research.m2fdp import experiment as tiers
 from flwr_privacy.simulations.research.points import Point, Values
@@ -311,6 +312,12 @@ FUNCTIONS = {
         of=_kept(vertical.curves, "accuracy", "value"),
         seeded=True,
         check=vertical.check,
+    ),
+    "fedvs-networks": Function(
+        measures={"accuracy": "accuracy on test records"},
+        of=client_networks.accuracies,
+        seeded=True,
+        check=client_networks.check,
     ),
     "fedvs-epoch": Function(
         measures={"delay": "virtual seconds of an epoch, expected"},

@@ -9,6 +9,7 @@ from typing import Any
 from flwr_privacy.simulations.reports.comparison.spread import spread_text
 from flwr_privacy.simulations.reports.markdown import markdown_table
 
+from .description import RESEARCH, file_of, names
 from .significance import ALPHA, holm_adjusted
 from .summary import COMPUTED, TWO_ERRORS
 from .verdicts import NOT_REPRODUCED, REPRODUCED, UNDECIDED, VERDICTS
@@ -16,7 +17,10 @@ from .verdicts import NOT_REPRODUCED, REPRODUCED, UNDECIDED, VERDICTS
 __all__ = ["Paper", "front_page", "of_paper", "paper_page"]
 
 _FIGURE = re.compile(r"(Figure|Table|Section)")
-_OWN_DATA = "scikit-learn"  # in the name of a figure that is shown on other data than the paper's
+_OWN_DATA = (
+    "scikit-learn",
+    "in place of",
+)  # in the name of a figure on other data than the paper's
 _OURS = "(not the paper's"  # starts the text of a claim of ours
 _NO_FIGURE = "no figure"  # starts the figure of an experiment of ours
 
@@ -39,6 +43,9 @@ class Paper:
         Pictures, from ``docs/``.
     missing : Sequence of Mapping
         Figures without a verdict: the ``figure``, and ``why``.
+    notes : Sequence of Mapping
+        Sentences for the parts on how each was made: the ``experiments``, by their names without
+        the scheme, and the ``text``.
     summaries : Sequence of Mapping
         The results of its experiments, in the order of the page.
     """
@@ -50,6 +57,7 @@ class Paper:
     scheme: str
     pictures: Sequence[str]
     missing: Sequence[Mapping[str, str]]
+    notes: Sequence[Mapping[str, Any]]
     summaries: Sequence[Mapping[str, Any]]
 
     def published(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], str, float | None]]:
@@ -107,7 +115,7 @@ def of_paper(table: Mapping[str, Any]) -> bool:
 
 
 def _on_its_data(table: Mapping[str, Any]) -> bool:
-    return of_paper(table) and _OWN_DATA not in table["figure"]
+    return of_paper(table) and not any(words in table["figure"] for words in _OWN_DATA)
 
 
 _FRONT = (
@@ -165,6 +173,11 @@ def paper_page(paper: Paper) -> str:
     for name, tables in by_name.items():
         parts += [f"### {_stem(name)}\n", f"{tables[0]['title']} (`{_description(name)}`).\n"]
         parts += [_made(table) for table in tables]
+        parts += [
+            f"- {note['text'].strip()}"
+            for note in paper.notes
+            if _stem(name) in note["experiments"]
+        ]
         parts.append("")
     return "\n".join(parts).rstrip() + "\n"
 
@@ -269,4 +282,6 @@ def _description(name: str) -> str:
     scheme, slash, figure = name.partition("/")
     if not slash:
         return f"{name}.toml"
+    if name in names():
+        return f"simulations/research/{file_of(name).relative_to(RESEARCH).as_posix()}"
     return f"simulations/research/{scheme.replace('-', '_')}/figures/{figure}.toml"

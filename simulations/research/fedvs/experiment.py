@@ -36,7 +36,7 @@ from flwr_privacy.wire.identity import derive_seed
 from .numpy_simulation import FedVSTrainingCurve, simulate
 from .synthetic_data import FedVSSettings, FedVSSyntheticData
 
-__all__ = ["COUNTS", "TABLE", "check", "costs", "curves", "epochs"]
+__all__ = ["COUNTS", "TABLE", "check", "columns_of", "costs", "curves", "epochs"]
 
 _OF_SETTING = {field.name for field in fields(FedVSSettings)}
 _DATA = {"data", "clients", "records", "test_records"}
@@ -246,7 +246,7 @@ def _trained(
 
     task, setting = vertical_task(point["data"]), check(point)
     clients = point.get("clients", task.clients)
-    data = _data(
+    data = columns_of(
         task.name, clients, point.get("records"), point.get("test_records"), seed, data_root
     )
     wide = clients if setting.aggregation == "concatenate" else 1
@@ -259,7 +259,7 @@ def _trained(
 
 
 @lru_cache(maxsize=1)
-def _data(
+def columns_of(
     name: str,
     clients: int,
     records: int | None,

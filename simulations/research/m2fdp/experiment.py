@@ -4,9 +4,9 @@ The keys of a point, beside those of the scheme on the command line (``unit``, `
 ``epsilon``, ``events``, ``clean_events``, ``step_rule``, ...):
 
 ``data``
-    ``fashion-mnist``, ``digits``, ``cifar10-jpeg`` (its images as `random_patches`) or
-    ``synthetic``; ``labels``, how many of the classes a device has (3); ``records``, the most of a
-    device (all).
+    ``fashion-mnist``, ``mnist``, ``digits``, ``isolet``, ``leaves``, ``cifar10-jpeg`` (its images
+    as `random_patches`) or ``synthetic``; ``labels``, how many of the classes a device has (3);
+    ``records``, the most of a device (all).
 ``fanouts``, ``depth``
     The tree as text, "10,5", and how many of the numbers count (all). Or ``devices`` of a tree with
     two tiers, and one of ``subnets``, as many nodes of tier 1, and ``subnet``, their size.
@@ -28,7 +28,7 @@ Keys of noise that a curve's ``unit`` has not are those of the other curves, and
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -348,9 +348,19 @@ def _digits(data_root: Path | None) -> Records:
 
 
 @lru_cache(maxsize=1)
-def _fashion(data_root: Path | None) -> Records:
-    images = load("fashion-mnist", data_root=data_root)
+def _images(name: str, data_root: Path | None) -> Records:
+    images = load(name, data_root=data_root)
     return _scaled(images.features, images.labels, images.test_features, images.test_labels)
+
+
+@lru_cache(maxsize=1)
+def _table(name: str, data_root: Path | None) -> Records:
+    """Return a table whose columns have the mean 0 and the deviation 1 on the training rows."""
+    table = load(name, data_root=data_root)
+    mean, deviation = table.features.mean(axis=0), table.features.std(axis=0)
+    deviation[deviation == 0] = 1  # a column with one value
+    features, tests = ((x - mean) / deviation for x in (table.features, table.test_features))
+    return _scaled(features, table.labels, tests, table.test_labels)
 
 
 @lru_cache(maxsize=1)
@@ -373,4 +383,9 @@ def _scaled(features: Features, labels: Labels, test: Features, test_labels: Lab
     return flat / np.float32(size), labels, flat_test / np.float32(size), test_labels
 
 
-_READERS = {"digits": _digits, "fashion-mnist": _fashion, "cifar10-jpeg": _cifar10}
+_READERS: dict[str, Callable[[Path | None], Records]] = {
+    "digits": _digits,
+    "cifar10-jpeg": _cifar10,
+    **{name: partial(_images, name) for name in ("fashion-mnist", "mnist")},
+    **{name: partial(_table, name) for name in ("isolet", "leaves")},
+}

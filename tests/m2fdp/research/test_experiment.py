@@ -1,11 +1,14 @@
 """The experiments of M2FDP's paper: which there are, and their functions."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from experiment_files import INLINE, NO, OPEN, YES
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.m2fdp.control.controller import AdaptiveController
@@ -16,6 +19,7 @@ from flwr_privacy.simulations.research.experiments.picture import draw
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.research.experiments.summary import summary
+from flwr_privacy.simulations.research.m2fdp import experiment as tiers_of
 from flwr_privacy.simulations.research.m2fdp.numpy_simulation import (
     LocalSteps,
     SimulatedM2FDP,
@@ -38,6 +42,34 @@ def test_the_figures_of_the_m2fdp_paper_are_there() -> None:
     ]
     assert claims[0].sides == claims[1].sides
     assert "-equal" in fitted.about  # where what its noise is worth is made good
+
+
+@pytest.mark.parametrize(
+    ("p", "variance"),
+    [
+        # One release a round of an edge's mean, K = 20 steps of 0.2 by 5 devices, 10 edges.
+        (1, lambda z: (z * 2 * 20 * 0.2 / 5) ** 2 / 10),
+        # Four releases of each of 50 devices, 5 steps: a quarter of the budget, twice the noise.
+        (0, lambda z: 4 * (2 * z * 2 * 5 * 0.2) ** 2 / 50),
+    ],
+)
+def test_the_noise_at_equal_privacy_is_that_of_gaussian_dp(
+    p: int, variance: Callable[[float], float]
+) -> None:
+    chosen_figure = experiments.experiment("m2fdp/figure5-digits-equal")
+    point = {**chosen_figure.base, "data": "synthetic", "p": p}
+    epsilon, rounds = point["epsilon"], point["rounds"]
+
+    def spent(mu: float) -> float:
+        ends = norm.logcdf([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu])
+        return float(np.exp(ends[0]) - np.exp(epsilon + ends[1])) - point["delta"]
+
+    z = math.sqrt(rounds) / brentq(spent, 1.0, 50.0)
+    training = tiers_of._training(point, 0)
+    data = generated_data(0, m=4, d=5)
+    local = LocalSteps(data=data, seed=0, learning_rate=10.0, clip=0.02, rate=0.05)
+    curve = training.simulate(local, rounds=rounds)
+    assert curve.noise_var == pytest.approx(np.full(rounds, variance(z)), rel=1e-3)
 
 
 TIERS = """

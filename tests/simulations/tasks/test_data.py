@@ -106,7 +106,34 @@ def mfeat():
     return stream.getvalue()
 
 
+def leaves():
+    cells = np.empty((1, 3), dtype=object)
+    for view in range(3):
+        cells[0, view] = 1000.0 * np.arange(16)[:, None] + 64 * view + np.arange(64)
+    stream = io.BytesIO()
+    savemat(stream, {"X": cells, "Y": np.repeat([1, 2], 8)[:, None]})
+    return stream.getvalue()
+
+
+def msrc():
+    views, first = {}, 0
+    for number, width in enumerate(unsplit_data.MSRC_VIEWS, start=1):
+        views[f"msr{number}"] = 10_000.0 * np.arange(20)[:, None] + first + np.arange(width)
+        first += width
+    stream = io.BytesIO()
+    savemat(stream, {**views, "truth": np.repeat([1, 2], 10)[:, None]})
+    return stream.getvalue()
+
+
+def isolet():
+    rows = np.column_stack([100.0 * np.arange(20)[:, None] + np.arange(5), np.repeat([1, 2], 10)])
+    return "\n".join(", ".join(f"{value:.4f}" for value in row) for row in rows).encode()
+
+
 MFEAT_FILES = {"handwritten.mat": mfeat()}
+LEAVES_FILES = {"100Leaves.mat": leaves()}
+MSRC_FILES = {"MSRC_v1.mat": msrc()}
+ISOLET_FILES = {"isolet5.data": isolet()}
 CIFAR_FILES = {"cifar10_jpeg.npz": cifar10()}
 IMAGE_FILES = {file: idx(array) for file, array in IMAGES.items()}
 ADULT_FILES = {file: text.encode() for file, text in ADULT.items()}
@@ -122,6 +149,9 @@ def small_sources(monkeypatch):
         ("cifar10-jpeg", CIFAR_FILES),
         ("credit", CREDIT_FILES),
         ("mfeat", MFEAT_FILES),
+        ("leaves", LEAVES_FILES),
+        ("msrc", MSRC_FILES),
+        ("isolet", ISOLET_FILES),
         ("parkinsons", PARKINSONS_FILES),
     ):
         md5 = {file: hashlib.md5(content).hexdigest() for file, content in files.items()}
@@ -272,6 +302,27 @@ def test_the_views_of_mfeat_stand_side_by_side(tmp_path):
     assert found.labels.tolist() == [row // 10 for row in train]
     assert found.test_labels.tolist() == [row // 10 for row in test]
     assert np.bincount(found.test_labels).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "files", "step", "rows", "columns", "tests"),
+    [
+        ("leaves", "multiview", LEAVES_FILES, 1000, 16, 192, 4),
+        ("msrc", "multiview", MSRC_FILES, 10_000, 20, 1622, 4),
+        ("isolet", "isolet", ISOLET_FILES, 100, 20, 5, 4),
+    ],
+)
+def test_stand_ins_have_the_columns_and_classes_of_their_files(
+    tmp_path, name, folder, files, step, rows, columns, tests
+):
+    write(tmp_path / folder, files)
+    found = data.load(name, data_root=tmp_path)
+    assert found.features.shape == (rows - tests, columns)
+    assert found.classes == 2
+    train, test = places(found, rows=rows, step=step)
+    assert found.labels.tolist() == [row // (rows // 2) for row in train]
+    assert found.test_labels.tolist() == [row // (rows // 2) for row in test]
+    assert np.bincount(found.test_labels).tolist() == [tests // 2] * 2
 
 
 def test_views_of_other_sizes_are_refused():
@@ -449,6 +500,9 @@ def test_checksums_are_md5():
         ("adult", (108,), [24720, 7841]),
         ("adult-integers", (14,), [24720, 7841]),
         ("mfeat", (649,), [120] * 10),
+        ("leaves", (192,), [12] * 100),
+        ("msrc", (1622,), [24] * 7),
+        ("isolet", (617,), [48] * 12 + [47] + [48] * 13),
         ("credit", (23,), [18691, 5309]),
         ("parkinsons", (22,), [33, 103]),
     ],

@@ -79,6 +79,10 @@ SIMULATED: dict[str, tuple[str, ...]] = {
     "acfl-excess": _LOSSES,
     "fedvs": _COLUMNS,
     "fedvs-binary": _COLUMNS,
+    "fedvs-networks": (
+        *("data", "clients", "network", "layers", "server", "embedding", "rounds", "batch_size"),
+        "learning_rate",
+    ),
     "central-dp": (
         *("task", "clients", "per_round", "trainings", "noise", "epsilon", "delta"),
         *("clipping_norm", "epochs", "batch_size", "learning_rate"),
