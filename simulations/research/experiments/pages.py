@@ -39,6 +39,9 @@ class Paper:
         Pictures, from ``docs/``.
     missing : Sequence of Mapping
         Figures without a verdict: the ``figure``, and ``why``.
+    notes : Sequence of Mapping
+        Sentences for the parts on how each was made: the ``experiments``, by their names without
+        the scheme, and the ``text``.
     summaries : Sequence of Mapping
         The results of its experiments, in the order of the page.
     """
@@ -50,6 +53,7 @@ class Paper:
     scheme: str
     pictures: Sequence[str]
     missing: Sequence[Mapping[str, str]]
+    notes: Sequence[Mapping[str, Any]]
     summaries: Sequence[Mapping[str, Any]]
 
     def published(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], str, float | None]]:
@@ -165,6 +169,11 @@ def paper_page(paper: Paper) -> str:
     for name, tables in by_name.items():
         parts += [f"### {_stem(name)}\n", f"{tables[0]['title']} (`{_description(name)}`).\n"]
         parts += [_made(table) for table in tables]
+        parts += [
+            f"- {note['text'].strip()}"
+            for note in paper.notes
+            if _stem(name) in note["experiments"]
+        ]
         parts.append("")
     return "\n".join(parts).rstrip() + "\n"
 

@@ -2,8 +2,8 @@
 
 The results are files in ``docs/replication/results/<paper>/``: one small file for each experiment
 and size (`flwr_privacy.simulations.research.experiments.summary`), and ``paper.toml``, which people
-write: what the verdicts mean for a user, and which figures have none. The pages are made from that
-folder alone.
+write: what the verdicts mean for a user, which figures have none, and what else there is to know of
+an experiment's numbers. The pages are made from that folder alone.
 """
 
 import re
@@ -22,7 +22,7 @@ __all__ = ["collect", "pages", "replication"]
 RESULTS = Path("replication", "results")
 PAPER = "paper.toml"
 _KEYS = {"title": "", "short": "", "meaning": "", "scheme": "replication.md", "order": 99}
-_LISTS = ("pictures", "missing")
+_LISTS = ("pictures", "missing", "notes")
 
 
 def replication(runs: Path, docs: Path) -> tuple[list[Path], list[str]]:
