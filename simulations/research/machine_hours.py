@@ -5,15 +5,14 @@
 Two rounds of the first curve are trained with the paper's clients, records and model. All rounds of
 all runs are taken to be as long as these, so a curve with more or dearer messages makes the
 estimate too low, and a run that ends before its last planned round makes it too high. Experiments
-with the same scheme, task and clients share the timed rounds. The hours are CPU time of one core,
-so that other work on the machine moves them little.
+with the same task, clients and local training share the timed rounds, whatever their scheme. The
+hours are CPU time of one core, so that other work on the machine moves them little.
 """
 
 import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,7 +29,6 @@ __all__ = ["Estimate", "estimate"]
 
 _SEEDS = range(5)
 _TIMED = 2  # rounds
-_EPSILON = 8.0  # of all that have one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +67,7 @@ def estimate(
     *,
     seeds: Sequence[int] = _SEEDS,
     data_root: Path | None = None,
+    timed: dict[str, float] | None = None,
 ) -> Estimate:
     """Train a few rounds at the paper's size, inline, and say what the experiment takes.
 
@@ -80,6 +79,8 @@ def estimate(
         Those of the experiment.
     data_root : Path, optional
         Folder with the data sets that no library brings.
+    timed : dict of str to float, optional
+        Seconds of rounds of earlier experiments, which this one may share; its own are added.
 
     Raises
     ------
@@ -92,25 +93,33 @@ def estimate(
         raise InvalidParameterError("experiment", chosen.name, "one that trains")
     planned = {full: _planned(chosen, full=full, data_root=data_root) for full in (True, False)}
     at_size, small = planned[True], planned[False]
+    alike = _alike(at_size[0])
+    timed = {} if timed is None else timed
+    if alike not in timed:
+        timed[alike] = _seconds(at_size[0])
     return Estimate(
         runs=len(seeds) * len(at_size),
         rounds=len(seeds) * sum(settings.rounds for settings in at_size),
-        seconds=_seconds(_alike(at_size[0]).to_toml()),
+        seconds=timed[alike],
         times=_trained(at_size) / _trained(small),
     )
 
 
-def _alike(settings: Settings) -> Settings:
-    """Return settings without what differs between experiments whose rounds are as long."""
-    epsilon = {"epsilon": _EPSILON} if "epsilon" in settings.strategy else {}
-    strategy = {**settings.strategy, **epsilon}
-    return replace(settings, rounds=_TIMED, strategy=strategy)
+def _alike(settings: Settings) -> str:
+    """Name what the length of a round depends on most."""
+    usual = Settings()
+    return replace(
+        settings,
+        rounds=1,
+        scheme=usual.scheme,
+        strategy=usual.strategy,
+        secure_sum=usual.secure_sum,
+        partition=usual.partition,
+    ).to_toml()
 
 
-@cache
-def _seconds(text: str) -> float:
-    """Return the processor time of a round, by the settings of a run."""
-    settings = Settings.from_toml(text)
+def _seconds(settings: Settings) -> float:
+    """Return the processor time of a round."""
     with TemporaryDirectory() as folder:
         _train(settings, 1, Path(folder, "first"))  # what is read or compiled once is not a round
         started = time.process_time()
@@ -156,8 +165,10 @@ def main() -> None:
     parser.add_argument("names", nargs="+", metavar="NAME")
     parser.add_argument("--data-root", type=Path)
     given = parser.parse_args()
+    timed: dict[str, float] = {}
     for name in given.names:
-        print(f"{name}: {estimate(experiment(name), data_root=given.data_root)}", flush=True)
+        found = estimate(experiment(name), data_root=given.data_root, timed=timed)
+        print(f"{name}: {found}", flush=True)
 
 
 if __name__ == "__main__":

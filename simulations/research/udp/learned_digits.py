@@ -150,7 +150,8 @@ def _digits(data: Dataset) -> NDArray[np.float64]:
     """Return the mean test image of each class less that of all, (classes, pixels)."""
     public = data.test_features.reshape(len(data.test_labels), -1).astype(np.float64)
     means = [public[data.test_labels == label].mean(axis=0) for label in range(data.classes)]
-    return np.array(means) - public.mean(axis=0)
+    differences: NDArray[np.float64] = np.array(means) - public.mean(axis=0)
+    return differences
 
 
 def _cosines(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,7 +13,8 @@ from flwr_privacy.simulations.research.machine_hours import estimate
 def test_all_rounds_of_all_runs_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "steps.toml"
     path.write_text(STEPS)
-    found = estimate(read(path, "papers/steps"), seeds=[0, 1, 2])
+    timed: dict[str, float] = {}
+    found = estimate(read(path, "papers/steps"), seeds=[0, 1, 2], timed=timed)
     # Two curves of 5 rounds for each seed.
     assert (found.runs, found.rounds) == (6, 30)
     assert 0 < found.seconds < 60
@@ -21,6 +22,9 @@ def test_all_rounds_of_all_runs_are_counted(tmp_path: Path) -> None:
     # 5 rounds of 2 and of 4 passes, in place of 3 rounds of 1 pass each.
     assert found.times == pytest.approx((5 * 2 + 5 * 4) / (3 + 3))
     assert "6 runs, 30 rounds" in str(found)
+    assert [*timed.values()] == [found.seconds]
+    again = estimate(read(path, "papers/steps"), seeds=[0], timed=timed)
+    assert (again.seconds, again.rounds) == (found.seconds, 10)
 
 
 def test_a_function_has_no_rounds_to_time() -> None:
