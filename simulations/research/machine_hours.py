@@ -57,8 +57,8 @@ class Estimate:
 
     def __str__(self) -> str:
         return (
-            f"{self.hours:.2g} hours of a core ({self.runs} runs, {self.rounds} rounds of "
-            f"{self.seconds:.3g} s), {self.times:.2g} times the scaled-down records"
+            f"{_short(self.hours)} hours of a core ({self.runs} runs, {self.rounds} rounds of "
+            f"{_short(self.seconds)} s), {_short(self.times)} times the scaled-down records"
         )
 
 
@@ -103,6 +103,11 @@ def estimate(
         seconds=timed[alike],
         times=_trained(at_size) / _trained(small),
     )
+
+
+def _short(value: float) -> str:
+    """Return a number in two digits, without an exponent."""
+    return f"{float(f'{value:.2g}'):,.10g}"
 
 
 def _alike(settings: Settings) -> str:

@@ -1,5 +1,6 @@
 """What an experiment takes at the paper's size, estimated from a few rounds of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def test_all_rounds_of_all_runs_are_counted(tmp_path: Path) -> None:
     # 5 rounds of 2 and of 4 passes, in place of 3 rounds of 1 pass each.
     assert found.times == pytest.approx((5 * 2 + 5 * 4) / (3 + 3))
     assert "6 runs, 30 rounds" in str(found)
+    assert "160 times" in str(replace(found, times=163.0))
     assert [*timed.values()] == [found.seconds]
     again = estimate(read(path, "papers/steps"), seeds=[0], timed=timed)
     assert (again.seconds, again.rounds) == (found.seconds, 10)
