@@ -38,7 +38,9 @@ from flwr_privacy.simulations.research.central_dp import numpy_simulation as cen
 from flwr_privacy.simulations.research.fedvs import client_networks
 from flwr_privacy.simulations.research.fedvs import experiment as vertical
 from flwr_privacy.simulations.research.m2fdp import experiment as tiers
+from flwr_privacy.simulations.research.mspdq import inversion
 from flwr_privacy.simulations.research.points import Point, Values
+from flwr_privacy.simulations.research.udp import learned_digits
 from flwr_privacy.simulations.research.udp.moments import ln_moment, ln_moment_paper
 
 __all__ = ["FUNCTIONS", "Function"]
@@ -263,9 +265,21 @@ def _kept(
 
 FUNCTIONS = {
     "udp-moment": _formula("ln D10", moment),
+    "udp-learned-digits": Function(
+        measures={"value": "likeness of the model's pictures to the digits"},
+        of=learned_digits.likenesses,
+        seeded=True,
+        check=learned_digits.check,
+    ),
     "acfl-bound": _formula("bound of the squared distance from W*", acfl_bound),
     "acfl-loss": _losses("training loss f(W)", acfl_losses),
     "acfl-excess": _losses("excess training loss f(W) - f(W*)", acfl_excess),
+    "mspdq-inversion": Function(
+        measures={"value": "mean squared error of the image that is found"},
+        of=inversion.errors,
+        seeded=True,
+        check=inversion.check,
+    ),
     "central-dp": Function(
         measures={"accuracy": "accuracy on test records", "loss": "loss on test records"},
         of=central.accuracies,

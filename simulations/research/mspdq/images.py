@@ -70,13 +70,14 @@ def reconstruct(setup: AttackSetup, view: str, models: Vectors) -> Images:
     view : str
         Name of the view.
     models : ndarray, shape (clients, d)
-        A model for each client of `setup`.
+        A model for each of the first clients of `setup`.
     """
     found = [_search(setup, model, i, i + 1, _ITERATIONS) for i, model in enumerate(models)]
     inferred = None
     if setup.labels.shape[1] == 1:
         inferred = sum(
-            label == own for (_, label, _), own in zip(found, setup.labels[:, 0], strict=True)
+            label == own
+            for (_, label, _), own in zip(found, setup.labels[: len(found), 0], strict=True)
         )
     return _images(
         setup,

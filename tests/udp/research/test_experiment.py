@@ -15,7 +15,7 @@ from flwr_privacy.simulations.research.experiments.summary import summary
 
 def test_the_figures_of_the_udp_paper_are_there() -> None:
     figures = {name.removeprefix("udp/") for name in experiments.names()}
-    numbers = ("2", "4", "5", "6", "7", "8", "8b", "10", "11", "12", "13", "14")
+    numbers = ("2", "3", "4", "5", "6", "7", "8", "8b", "10", "10b", "11", "12", "13", "14")
     assert figures >= {f"figure{number}" for number in numbers}
     claimed = [
         claim.id.split()[0]

@@ -19,6 +19,7 @@ from flwr_privacy.simulations.research.experiments.description import (
 )
 from flwr_privacy.simulations.research.experiments.runs import function_points
 from flwr_privacy.simulations.research.m2fdp import experiment as tiers
+from flwr_privacy.simulations.research.mspdq import inversion
 from flwr_privacy.simulations.settings.schemes import SCHEMES
 from flwr_privacy.strategies import SchemeStrategy
 
@@ -87,6 +88,10 @@ SIMULATED: dict[str, tuple[str, ...]] = {
         *("task", "clients", "per_round", "trainings", "noise", "epsilon", "delta"),
         *("clipping_norm", "epochs", "batch_size", "learning_rate"),
     ),
+    "mspdq-inversion": ("task", "clients", "images", "scheme", "view"),
+    "udp-learned-digits": (
+        *("task", "clients", "records", "rounds", "learning_rate", "noise", "epsilon", "delta"),
+    ),
     "m2fdp-control": ("normalise", "nu", "active_tiers", "sampling_rate"),
 }
 """By function, keys of its points."""
@@ -96,6 +101,9 @@ TIERS = (
     *("step_rule", "weights", "normalise", "nu", "active_tiers"),
 )
 """Options of M2FDP's simulations, beside those of a local step."""
+
+IN_INVERSION = {"jopeq": "mspdq-jopeq"}
+"""Names of schemes in points of that function that are not those of the command line."""
 
 STEPS = ("learning_rate", "clip", "rate", "labels")
 TRAINING = ("epochs", "batch_size", "learning_rate", "decay")
@@ -168,6 +176,9 @@ def of_function(chosen: ExperimentDescription, *, full: bool) -> set[str]:
             needed = {*STEPS, *(name for name in TIERS if name in has)}
             if "control" in point:  # which draws devices; without, all of them take part
                 needed.add("client_sampling")
+        if chosen.function == "mspdq-inversion":
+            options = PINNED[IN_INVERSION.get(point["scheme"], point["scheme"])]
+            missing |= left_out(inversion._strategy(point), point, options)
         missing |= needed - {*flat(point), *flat(point.get("control", {}))}
     return missing
 

@@ -189,6 +189,10 @@ def test_a_paper_lists_what_has_no_verdict(tmp_path: Path) -> None:
     assert "## Figures without a verdict\n\n- Figure 9: none.\n" in text
     assert text.index("### figure2") < text.index("### figure10") < text.index("### ahead")
     assert "No figure: ours." in text
+    note = '[[notes]]\nexperiments = ["figure2"]\ntext = "At the paper\'s size 9 hours."\n'
+    (tmp_path / "a" / "paper.toml").write_text(note)
+    noted = pages(tmp_path)["replication/a.md"].split("### ")
+    assert ["9 hours" in part for part in noted] == [part.startswith("figure2\n") for part in noted]
     (tmp_path / "a" / "paper.toml").write_text("titel = 'x'\n")
     with pytest.raises(DataError, match=r"paper\.toml: unknown keys titel"):
         pages(tmp_path)
