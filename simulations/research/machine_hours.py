@@ -1,12 +1,13 @@
-"""Estimates the machine-hours of trained experiments at the paper's size.
+"""Estimates the machine-hours of experiments at the paper's size.
 
 ``python -m flwr_privacy.simulations.research.machine_hours NAME ... --data-root DATA``
 
-Two rounds of the first curve are trained with the paper's clients, records and model. All rounds of
-all runs are taken to be as long as these, so a curve with more or dearer messages makes the
-estimate too low, and a run that ends before its last planned round makes it too high. Experiments
-with the same task, clients and local training share the timed rounds, whatever their scheme. The
-hours are CPU time of one core, so that other work on the machine moves them little.
+`flwr_privacy.simulations.research.experiments.paper_size` estimates those that NumPy simulates. Of
+the others two rounds of the first curve are trained with the paper's clients, records and model.
+All rounds of all runs are taken to be as long as these, so a curve with more or dearer messages
+makes the estimate too low, and a run that ends before its last planned round makes it too high.
+Experiments with the same task, clients and local training share the timed rounds, whatever their
+scheme. The hours are CPU time of one core, so that other work on the machine moves them little.
 """
 
 import argparse
@@ -24,10 +25,10 @@ from flwr_privacy.simulations.tasks.lookup import task
 from flwr_privacy.simulations.tasks.tasks import client_sizes
 
 from .experiments.description import ExperimentDescription, experiment
+from .experiments.paper_size import SEEDS, simulated_hours
 
 __all__ = ["Estimate", "estimate"]
 
-_SEEDS = range(5)
 _TIMED = 2  # rounds
 
 
@@ -65,7 +66,7 @@ class Estimate:
 def estimate(
     chosen: ExperimentDescription,
     *,
-    seeds: Sequence[int] = _SEEDS,
+    seeds: Sequence[int] = range(SEEDS),
     data_root: Path | None = None,
     timed: dict[str, float] | None = None,
 ) -> Estimate:
@@ -172,8 +173,13 @@ def main() -> None:
     given = parser.parse_args()
     timed: dict[str, float] = {}
     for name in given.names:
-        found = estimate(experiment(name), data_root=given.data_root, timed=timed)
-        print(f"{name}: {found}", flush=True)
+        chosen = experiment(name)
+        if chosen.function:
+            hours = simulated_hours(chosen, data_root=given.data_root)
+            print(f"{name}: {_short(hours)} hours of a core ({SEEDS} seeds)", flush=True)
+        else:
+            found = estimate(chosen, data_root=given.data_root, timed=timed)
+            print(f"{name}: {found}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
-"""Estimates the machine-hours of simulated experiments at the paper's size.
-
-``python -m flwr_privacy.simulations.research.experiments.paper_size NAME ... --data-root DATA``
+"""Estimates the machine-hours of experiments that NumPy simulates, at the paper's size.
 
 Each curve is trained for one and for two rounds with the paper's clients, records and model; what
 the second round adds is taken for every round. The hours are CPU time of one core, so that other
 work on the machine moves them little.
 """
 
-import argparse
 import json
 import math
 import time
@@ -15,18 +12,18 @@ from pathlib import Path
 
 from flwr_privacy.simulations.research.points import Point
 
-from .description import ExperimentDescription, experiment
+from .description import ExperimentDescription
 from .functions import FUNCTIONS
 from .runs import function_points
 
-__all__ = ["machine_hours"]
+__all__ = ["SEEDS", "simulated_hours"]
 
 SEEDS = 5
 _READ = ("round", "seconds", "target")  # where a curve is read, not what is trained
 _HOUR = 3600
 
 
-def machine_hours(
+def simulated_hours(
     chosen: ExperimentDescription, *, data_root: Path | None = None, seeds: int = SEEDS
 ) -> float:
     """Return the estimated hours of an experiment whose function trains round by round.
@@ -66,18 +63,3 @@ def _seconds(
     started = time.process_time()
     FUNCTIONS[chosen.function].of([short], 0, data_root)
     return time.process_time() - started
-
-
-def main() -> None:
-    """Print the estimate of each experiment that is named."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="+", metavar="NAME")
-    parser.add_argument("--data-root", type=Path)
-    given = parser.parse_args()
-    for name in given.names:
-        hours = machine_hours(experiment(name), data_root=given.data_root)
-        print(f"{name}: {hours:.3g} machine-hours for {SEEDS} seeds", flush=True)
-
-
-if __name__ == "__main__":
-    main()

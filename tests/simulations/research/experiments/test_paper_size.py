@@ -17,7 +17,7 @@ def test_the_hours_are_those_of_all_rounds_of_all_trainings(
 
     monkeypatch.setattr(paper_size, "_seconds", seconds)
     chosen = experiment("m2fdp/figure5-digits")  # 8 curves of 200 rounds
-    hours = paper_size.machine_hours(chosen, seeds=2)
+    hours = paper_size.simulated_hours(chosen, seeds=2)
     assert hours == pytest.approx(2 * 8 * (10 + 3 * 200) / 3600)
     assert asked == [(200, 1)] + 8 * [(200, 1), (200, 2)]
 
