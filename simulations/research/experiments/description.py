@@ -40,8 +40,8 @@ __all__ = [
     "Range",
     "Sweep",
     "experiment",
-    "file_of",
     "names",
+    "place_of",
     "read_seeds",
 ]
 
@@ -325,17 +325,22 @@ def names() -> list[str]:
     )
 
 
-def file_of(name: str) -> Path:
-    """Return the file of an experiment, in the figures of its scheme or a folder of them.
-
-    Examples
-    --------
-    >>> file_of("acfl/figure1").relative_to(RESEARCH).as_posix()
-    'acfl/figures/figure1.toml'
-    """
+def _file_of(name: str) -> Path:
+    """Return the file of an experiment, in the figures of its scheme or a folder of them."""
     scheme, figure = check_choice("experiment", name, names()).split("/")
     room = scheme.replace("-", "_")  # central-dp, as the command line has it
     return next((RESEARCH / room / "figures").rglob(f"{figure}.toml"))
+
+
+def place_of(name: str) -> str:
+    """Return where the file of an experiment is in the repository.
+
+    Examples
+    --------
+    >>> place_of("acfl/figure1")
+    'simulations/research/acfl/figures/figure1.toml'
+    """
+    return f"simulations/research/{_file_of(name).relative_to(RESEARCH).as_posix()}"
 
 
 def experiment(name: str) -> ExperimentDescription:
@@ -351,7 +356,7 @@ def experiment(name: str) -> ExperimentDescription:
     >>> [curve.label for curve in experiment("mspdq/convex").curves][0]
     'FedAvg'
     """
-    return read(file_of(name), name)
+    return read(_file_of(name), name)
 
 
 def read(path: Path, name: str, *, usual: Mapping[str, Any] | None = None) -> ExperimentDescription:

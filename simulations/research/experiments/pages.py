@@ -9,7 +9,7 @@ from typing import Any
 from flwr_privacy.simulations.reports.comparison.spread import spread_text
 from flwr_privacy.simulations.reports.markdown import markdown_table
 
-from .description import RESEARCH, file_of, names
+from .description import names, place_of
 from .significance import ALPHA, holm_adjusted
 from .summary import COMPUTED, TWO_ERRORS
 from .verdicts import NOT_REPRODUCED, REPRODUCED, UNDECIDED, VERDICTS
@@ -283,5 +283,5 @@ def _description(name: str) -> str:
     if not slash:
         return f"{name}.toml"
     if name in names():
-        return f"simulations/research/{file_of(name).relative_to(RESEARCH).as_posix()}"
+        return place_of(name)
     return f"simulations/research/{scheme.replace('-', '_')}/figures/{figure}.toml"

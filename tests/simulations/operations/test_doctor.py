@@ -19,7 +19,7 @@ def test_this_environment_is_fine() -> None:
     for name in ("python", "numpy", "flwr", "ray", "torch", "gpu", "temporary folder"):
         assert checks[name].status == "ok", checks[name]
     assert checks["data digits"].status == "ok"
-    assert "mnist, parkinsons (--data-root DIR)" in checks["data"].detail
+    assert "mnist, msrc, parkinsons (--data-root DIR)" in checks["data"].detail
     assert "data mnist" not in checks
 
 
