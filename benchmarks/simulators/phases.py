@@ -34,12 +34,11 @@ __all__ = ["main"]
 OWN = {"udp": ("noise",), "m2fdp": ("noise", "scheme"), "mspdq": ("scheme",)}
 """What a scheme does beyond averaging by its definition."""
 
-INLINE = [*((part, "S") for part in ("fedavg", "central-dp", *OWN))]
-INLINE += [("fedavg", "L"), ("central-dp", "L")]
+PLAIN = ("fedavg", "central-dp")
+INLINE = [(part, "S") for part in (*PLAIN, *OWN)] + [(part, "L") for part in PLAIN]
 ON_RAY = [("fedavg", "S"), ("fedavg", "L")]
 LARGE_VALUES, LARGE_CLIENTS, _ = large_models.SIZES[0]
 LARGE = [(side, f"{LARGE_VALUES:.0e}") for side in ("fedavg", "shares")]
-LARGE_TARGET = 3.0
 ONCE = ("start", "profiler")
 USERS = ("training", "own code", "records", "evaluation")
 """Phases of the app's own code, and of Flower's records around it."""
@@ -95,7 +94,7 @@ def main() -> None:
     least = (plain.everything + shares.of(("noise", "masks"))) / plain.everything
     print(
         f"{shares.name}: as FedAvg, and in addition noise and masks of the clients alone: "
-        f"{least:.2f}x of FedAvg on one thread (target {LARGE_TARGET:g}x)"
+        f"{least:.2f}x of FedAvg on one thread (target {large_models.MOST_TIME:g}x)"
     )
     for column in on_ray:
         ticks = Counter(round(seconds / TICK, 1) for seconds in column.rounds)
@@ -104,8 +103,8 @@ def main() -> None:
 
 
 def _bounds(columns: dict[tuple[str, str], Column]) -> Iterator[str]:
-    for (_, size), column in columns.items():
-        if column.name.startswith(("fedavg", "central-dp")):
+    for (part, size), column in columns.items():
+        if part in PLAIN:
             faster = column.work / column.of(USERS)
             yield (
                 f"{column.name}: with training, own code and records alone, a client of {size} "

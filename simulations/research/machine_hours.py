@@ -26,6 +26,7 @@ from flwr_privacy.simulations.tasks.tasks import client_sizes
 
 from .experiments.description import ExperimentDescription, experiment
 from .experiments.paper_size import SEEDS, simulated_hours
+from .points import in_digits
 
 __all__ = ["Estimate", "estimate"]
 
@@ -57,9 +58,10 @@ class Estimate:
         return self.rounds * self.seconds / 3600
 
     def __str__(self) -> str:
+        hours, seconds, times = (in_digits(n, 2) for n in (self.hours, self.seconds, self.times))
         return (
-            f"{_short(self.hours)} hours of a core ({self.runs} runs, {self.rounds} rounds of "
-            f"{_short(self.seconds)} s), {_short(self.times)} times the scaled-down records"
+            f"{hours} hours of a core ({self.runs} runs, {self.rounds} rounds of {seconds} s), "
+            f"{times} times the scaled-down records"
         )
 
 
@@ -104,11 +106,6 @@ def estimate(
         seconds=timed[alike],
         times=_trained(at_size) / _trained(small),
     )
-
-
-def _short(value: float) -> str:
-    """Return a number in two digits, without an exponent."""
-    return f"{float(f'{value:.2g}'):,.10g}"
 
 
 def _alike(settings: Settings) -> str:
@@ -176,7 +173,7 @@ def main() -> None:
         chosen = experiment(name)
         if chosen.function:
             hours = simulated_hours(chosen, data_root=given.data_root)
-            print(f"{name}: {_short(hours)} hours of a core ({SEEDS} seeds)", flush=True)
+            print(f"{name}: {in_digits(hours, 2)} hours of a core ({SEEDS} seeds)", flush=True)
         else:
             found = estimate(chosen, data_root=given.data_root, timed=timed)
             print(f"{name}: {found}", flush=True)

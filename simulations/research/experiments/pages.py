@@ -17,10 +17,7 @@ from .verdicts import NOT_REPRODUCED, REPRODUCED, UNDECIDED, VERDICTS
 __all__ = ["Paper", "front_page", "of_paper", "paper_page"]
 
 _FIGURE = re.compile(r"(Figure|Table|Section)")
-_OWN_DATA = (
-    "scikit-learn",
-    "in place of",
-)  # in the name of a figure on other data than the paper's
+_OWN_DATA = ("scikit-learn", "in place of")  # in the name of a figure on other data
 _OURS = "(not the paper's"  # starts the text of a claim of ours
 _NO_FIGURE = "no figure"  # starts the figure of an experiment of ours
 

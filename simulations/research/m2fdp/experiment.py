@@ -47,7 +47,7 @@ from flwr_privacy.m2fdp import (
     TierTree,
 )
 from flwr_privacy.simulations.research.m2fdp.paper_epsilons import paper_epsilons
-from flwr_privacy.simulations.research.points import Point, Values
+from flwr_privacy.simulations.research.points import Point, Values, in_digits
 from flwr_privacy.simulations.settings.flat_options import flat_keys, strategy_of
 from flwr_privacy.simulations.tasks.data import load
 from flwr_privacy.strategies.m2fdp.tree_members import any_trusted
@@ -206,14 +206,9 @@ def _privacy(text: str) -> str:
     )
 
     def shown(table: Mapping[int, float]) -> str:
-        return " / ".join(_short(value) for _, value in sorted(table.items()))
+        return " / ".join(in_digits(value, 3) for _, value in sorted(table.items()))
 
     return f"epsilon of a device {shown(found.device)}, of a record {shown(found.drifted)}"
-
-
-def _short(value: float) -> str:
-    """Return a number in three digits, without an exponent."""
-    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def check(point: Point) -> None:
