@@ -11,6 +11,7 @@ from dataclasses import replace
 from flwr_privacy.accounting import Charge, fitting
 from flwr_privacy.privacy.card import CardRelease, Described, PrivacyCard
 from flwr_privacy.privacy.card.asked_file import charge_in, text_of
+from flwr_privacy.privacy.card.histories import Histories
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies.requests.instruction import Instruction
 from flwr_privacy.strategies.requests.ledger_heads import ChargeName, LedgerHeads
@@ -46,6 +47,7 @@ class ChargeLog:
 
     def __init__(self, experiment: Experiment, heads: LedgerHeads) -> None:
         self.releases: list[CardRelease] = []
+        self._histories = Histories()
         self.names: dict[str, str] = {}
         self.earlier: Guarantee | None = None
         self.forecast = ""
@@ -72,17 +74,12 @@ class ChargeLog:
             clients = clients | self._experiment.asked.before(text_of(*name))
         # Under a user's own start a client is known once it has answered; what was lost before is
         # its own all the same.
-        self.names |= {f"node-{node}": client for node, client in request_log.named.items()}
-        self.releases = [
-            replace(
-                r,
-                clients=tuple(sorted(self._named(r.clients))),
-                unanswered=r.unanswered and tuple(sorted(self._named(r.unanswered))),
-            )
-            if not self.names.keys().isdisjoint(r.clients)
-            else r
-            for r in self.releases
-        ]
+        said = {f"node-{node}": client for node, client in request_log.named.items()}
+        new = {address for address, client in said.items() if self.names.get(address) != client}
+        self.names |= said
+        if new and any(not new.isdisjoint(r.clients) for r in self.releases):
+            self.releases = [self._renamed(r) for r in self.releases]
+            self._histories = Histories(self.releases)
         known = self._named(clients)
         silent = None if instruction.hidden else known - request_log.answered
         self._release(instruction.costs(request_log, known), silent)
@@ -127,6 +124,7 @@ class ChargeLog:
             described=self.described,
             forecast=self.forecast,
             heads=self._heads.shown(),
+            histories=self._histories,
         )
         if card.guarantee.delta is None:
             return card
@@ -142,7 +140,8 @@ class ChargeLog:
 
     def load(self, card: PrivacyCard) -> None:
         """Load the charges and the guarantee of the run that this one resumes."""
-        self.releases, self.earlier = card.releases, card.guarantee
+        self.releases, self.earlier = list(card.releases), card.guarantee
+        self._histories = Histories(self.releases)
         self.forecast = card.forecast
         self.described = card.described
 
@@ -152,6 +151,11 @@ class ChargeLog:
         A node that has said who it is goes by its address all the same under a user's own start.
         """
         return {*clients, *(node for node, client in self.names.items() if client in clients)}
+
+    def _renamed(self, release: CardRelease) -> CardRelease:
+        clients = tuple(sorted(self._named(release.clients)))
+        silent = release.unanswered and tuple(sorted(self._named(release.unanswered)))
+        return replace(release, clients=clients, unanswered=silent)
 
     def _named(self, clients: Iterable[str]) -> set[str]:
         return {self.names.get(client, client) for client in clients}
@@ -173,6 +177,7 @@ class ChargeLog:
                 unanswered=None if silent is None else tuple(sorted(clients & silent)),
             )
             self.releases.append(release)
+            self._histories.add(release)
             self._heads.charged(name, clients)
 
 

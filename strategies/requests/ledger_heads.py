@@ -68,6 +68,7 @@ class _Chain:
     unplaced: list[ChargeName] = field(default_factory=list)  # of charges that the card will have
     signed: "SignedHead | None" = None
     unlike: str = ""  # why the card's charges do not lead to the head
+    last_on_card: CardHead | None = None
 
     def follow(self, taken: tuple[int, ...], head: Head) -> None:
         """Go on from a head to which some of the questions lead."""
@@ -76,6 +77,15 @@ class _Chain:
             self.unlike = self.unlike or _TWICE
         if taken:
             del self.asked[: taken[-1] + 1]
+
+    def on_card(self) -> CardHead | None:
+        """Return the last head that was shown, as the card has it; None if it has none."""
+        if self.signed is None or not self.signed.head.count or not self.charged:
+            return None
+        last = self.last_on_card
+        if last is None or last.signed is not self.signed or last.unlike != self.unlike:
+            self.last_on_card = CardHead(signed=self.signed, unlike=self.unlike)
+        return self.last_on_card
 
     def adopt(self, head: Head, why: str) -> None:
         """Go on from a head to which the questions do not lead."""
@@ -295,11 +305,8 @@ class LedgerHeads:
 
     def shown(self) -> list[CardHead]:
         """Return the last head of each client, as the card has it."""
-        return [
-            CardHead(signed=chain.signed, unlike=chain.unlike)
-            for _, chain in sorted(self._chains.items())
-            if chain.signed is not None and chain.signed.head.count and chain.charged
-        ]
+        chains = (self._chains[client] for client in sorted(self._chains))
+        return [head for chain in chains if (head := chain.on_card()) is not None]
 
     def taken_losses(self) -> dict[str, str]:
         """Return what was accepted since the last call."""

@@ -5,9 +5,9 @@ It also says which charges were never answered, as far as the server knows it.
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from flwr_privacy.accounting import ACCOUNTANTS, Charge, spent, supports
@@ -18,6 +18,7 @@ from flwr_privacy.privacy.guarantee import Guarantee
 from .attacker import AttackerBound, attacker_of
 from .described import Described
 from .heads import CardHead
+from .histories import Histories
 from .page import card_page
 
 __all__ = ["Answers", "CardRelease", "PrivacyCard"]
@@ -54,6 +55,19 @@ class CardRelease:
     charge: Charge
     clients: tuple[str, ...]
     unanswered: tuple[str, ...] | None
+
+    @cached_property
+    def text(self) -> str:
+        """The release as a line of JSON; made once, as a card is written after every round."""
+        document = {
+            "phase": self.phase,
+            "round": self.server_round,
+            "request": self.request,
+            "charge": self.charge.to_dict(),
+            "clients": list(self.clients),
+            "unanswered": None if self.unanswered is None else list(self.unanswered),
+        }
+        return json.dumps(document, allow_nan=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +121,8 @@ class PrivacyCard:
         ledger has none to show, and none at all where it is secret who was asked.
     stated_answers : Answers, optional
         What became of the charges, as the file said it that the card was read from.
+    histories : Histories, optional
+        Those of the releases, where somebody keeps them up; by default they are read from all.
     """
 
     experiment_id: str
@@ -118,6 +134,7 @@ class PrivacyCard:
     forecast: str = ""
     heads: list[CardHead] = field(default_factory=list)
     stated_answers: Answers | None = field(default=None, compare=False)
+    histories: Histories | None = field(default=None, compare=False, repr=False)
 
     def answers(self) -> Answers:
         """Count all charges, the unanswered ones, and those whose answer is a secret."""
@@ -161,29 +178,17 @@ class PrivacyCard:
         """Return the epsilon and the charges of the client that spent most; None as `epsilon`."""
         delta, most = self.guarantee.delta, (0.0, list[Charge]())
         self.relation()  # or refuses
-        for history in self._histories():
-            charges = [_repeated(charge, count) for charge, count in history]
+        for counts in self.followed().longest():
+            charges = [_repeated(charge, count) for charge, count in counts.items()]
             if delta is None or not all(supports(charge, accountant) for charge in charges):
                 return None
             total = spent(charges, delta=delta, accountant=accountant)
             most = max(most, (total, charges), key=lambda found: found[0])
         return most
 
-    def _histories(self) -> set[tuple[tuple[Charge, int], ...]]:
-        """Return the distinct histories of charges, once for all clients that share one."""
-        # A history is a number: of one charge more than another. So a client costs a look into two
-        # tables per release, in every round, and not all its charges.
-        longer: dict[tuple[int, Charge], int] = {}
-        of: dict[str, int] = {}
-        for release in self.releases:
-            after: dict[int, int] = {}
-            for client in release.clients:
-                before = of.get(client, 0)
-                if before not in after:
-                    after[before] = longer.setdefault((before, release.charge), len(longer) + 1)
-                of[client] = after[before]
-        steps = dict(zip(longer.values(), longer, strict=True))
-        return {_counted(history, steps) for history in set(of.values())}
+    def followed(self) -> Histories:
+        """Return the histories of charges of all clients."""
+        return Histories(self.releases) if self.histories is None else self.histories
 
     def state(self, accountants: Iterable[str] = tuple(ACCOUNTANTS)) -> None:
         """Compute and store the epsilon of the charges, and what it means for an attacker."""
@@ -257,17 +262,6 @@ class PrivacyCard:
 
     def to_json(self) -> str:
         """Return the card as JSON."""
-        releases = (
-            {
-                "phase": release.phase,
-                "round": release.server_round,
-                "request": release.request,
-                "charge": release.charge.to_dict(),
-                "clients": list(release.clients),
-                "unanswered": None if release.unanswered is None else list(release.unanswered),
-            }
-            for release in self.releases
-        )
         document = {
             "version": _VERSION,
             "experiment_id": self.experiment_id,
@@ -277,12 +271,12 @@ class PrivacyCard:
             "epsilon": {name: _written(total) for name, total in self.stated.items()},
             "attacker": None if self.attacker is None else _written(self.attacker.to_dict()),
             "answers": asdict(self.answers()),
-            "heads": [head.to_dict() for head in self.heads],
         }
-        # A line for each release: Python's own indents take ten times as long, in every round.
         begun = json.dumps(document, allow_nan=False).removesuffix("}")
-        lines = ",\n".join(json.dumps(release, allow_nan=False) for release in releases)
-        return f'{begun}, "releases": [\n{lines}\n]}}\n'
+        heads, releases = (
+            ",\n".join(line.text for line in own) for own in (self.heads, self.releases)
+        )
+        return f'{begun}, "heads": [\n{heads}\n], "releases": [\n{releases}\n]}}\n'
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "PrivacyCard":
@@ -318,16 +312,6 @@ class PrivacyCard:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"no privacy card ({type(error).__name__}: {error})") from error
         return card
-
-
-def _counted(
-    history: int, steps: Mapping[int, tuple[int, Charge]]
-) -> tuple[tuple[Charge, int], ...]:
-    charges = Counter[Charge]()
-    while history:
-        history, charge = steps[history]
-        charges[charge] += 1
-    return tuple(sorted(charges.items(), key=repr))
 
 
 def _release(entry: Any) -> CardRelease:

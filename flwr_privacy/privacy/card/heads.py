@@ -1,7 +1,9 @@
 """The heads on a privacy card: what the clients' ledgers said that they hold of the experiment."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError
@@ -34,11 +36,12 @@ class CardHead:
         if not isinstance(self.unlike, str):
             raise InvalidParameterError("unlike", type(self.unlike).__name__, "a text")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the head as plain values; the experiment is that of the card."""
+    @cached_property
+    def text(self) -> str:
+        """The head as a line of JSON, made once; the experiment is that of the card."""
         values = self.signed.to_dict()
         del values["experiment"]
-        return {**values, "unlike": self.unlike}
+        return json.dumps({**values, "unlike": self.unlike})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, experiment: str) -> "CardHead":

@@ -1,6 +1,5 @@
 """Writes a privacy card as a self-contained HTML page."""
 
-from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -8,6 +7,9 @@ if TYPE_CHECKING:
     from .card import PrivacyCard
 
 __all__ = ["STYLE", "card_page", "table"]
+
+_MOST_SHOWN = 1_000_000
+"""Characters of JSON on a page, which is written after every round and opened in a browser."""
 
 
 def card_page(card: "PrivacyCard") -> str:
@@ -30,8 +32,18 @@ def card_page(card: "PrivacyCard") -> str:
         ),
         settings=table([(key, escape(value)) for key, value in described.settings.items()]),
         versions=table([(name, escape(value)) for name, value in described.versions.items()]),
-        json=escape(card.to_json()),
+        charges=_charges(card),
     )
+
+
+def _charges(card: "PrivacyCard") -> str:
+    """Return the card as JSON; a large one is left in its file."""
+    text = card.to_json()
+    if len(text) > _MOST_SHOWN:
+        return f"<p>Every charge: {len(text) / 1e6:.1f} MB, the card as JSON</p>"
+    what = "Every charge (this is the card as JSON)"
+    shown = escape(text, quote=False)
+    return f"<details><summary>{what}</summary><pre>{shown}</pre></details>"
 
 
 def _verdict(card: "PrivacyCard") -> str:
@@ -59,9 +71,9 @@ def _facts(card: "PrivacyCard") -> list[tuple[str, str]]:
 
 
 def _promise(card: "PrivacyCard") -> list[tuple[str, str]]:
-    guarantee, charges = card.guarantee, card.charges()
-    releases = Counter(len(own) for own in charges.values())
-    each = "; ".join(f"{n} clients: {count} each" for count, n in sorted(releases.items()))
+    guarantee, histories = card.guarantee, card.followed()
+    releases = sorted(histories.lengths().items())
+    each = "; ".join(f"{n} clients: {count} each" for count, n in releases)
     rows = [
         ("Protects", guarantee.protects),
         ("Against", guarantee.adversary),
@@ -73,7 +85,7 @@ def _promise(card: "PrivacyCard") -> list[tuple[str, str]]:
         *((f"epsilon ({name})", _number(total)) for name, total in card.stated.items()),
         *(card.attacker.lines() if card.attacker is not None else ()),
         ("Forecast", card.forecast.removeprefix("forecast: ")),
-        ("Clients charged", str(len(charges))),
+        ("Clients charged", str(histories.clients)),
         ("Releases", each or "none"),
         ("Answers", str(card.answers())),
     ]
@@ -140,7 +152,7 @@ _PAGE = """<!doctype html>
 {limits}
 <details><summary>Settings</summary>{settings}</details>
 <details><summary>Versions</summary>{versions}</details>
-<details><summary>Every charge (this is the card as JSON)</summary><pre>{json}</pre></details>
+{charges}
 <p>To compute epsilon again from the charges: <code>flwr-privacy verify FOLDER</code></p>
 </body></html>
 """

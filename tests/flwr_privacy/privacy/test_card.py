@@ -602,3 +602,23 @@ def test_names_of_hostile_clients_stay_text():
     assert "script" not in page.tags
     assert page.tags.count("pre") == 1
     assert PrivacyCard.from_json(made.to_json()).releases[0].clients == (hostile, "&amp;")
+
+
+# -- A long run -------------------------------------------------------------------------------
+
+
+def test_a_card_that_is_too_large_for_a_page_is_left_in_its_file():
+    many = tuple(f"client-{number}" for number in range(100_000))
+    large = card(replace(release(1, ""), clients=many), release(2, "a"))
+    page = large.to_html()
+    assert len(large.to_json()) > 10 * len(page)
+    assert "100001" in page and "MB, the card as JSON" in page
+    assert "client-99999" not in page
+
+
+def test_a_written_release_follows_its_changes():
+    made = card(release(1, "ab", unanswered="b"))
+    before = json.loads(made.to_json())["releases"]
+    made.releases[0] = replace(made.releases[0], unanswered=())
+    after = json.loads(made.to_json())["releases"]
+    assert [one["unanswered"] for one in (*before, *after)] == [["b"], []]

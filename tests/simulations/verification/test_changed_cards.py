@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,7 @@ def test_every_charge_that_is_left_out_is_found(run: MadeRun) -> None:
             card = run.card()
             kept = tuple(client for client in one.clients if client != left)
             silent = tuple(client for client in one.unanswered or () if client != left)
-            changes = {**vars(one), "clients": kept, "unanswered": silent}
-            card.releases[place] = type(one)(**changes)
+            card.releases[place] = replace(one, clients=kept, unanswered=silent)
             stated(card)
             for nodes in (
                 evidence.nodes,

@@ -8,6 +8,7 @@ from apps import record
 
 from flwr_privacy.accounting import Charge
 from flwr_privacy.privacy.averaging import WeightedMean
+from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.guarantee import Guarantee
 from flwr_privacy.strategies import Instruction, LoopOptions
 from flwr_privacy.strategies.loop.charge_log import ChargeLog
@@ -85,6 +86,33 @@ def test_a_node_without_a_name_is_charged_under_the_one_that_it_says_later(tmp_p
     heard.named[9] = "a"
     charge_log.charge(heard, told())
     assert charged(charge_log) == [(1, ONE, ("a",)), (2, ONE, ("a",))]
+
+
+def test_the_card_states_the_epsilon_of_its_releases_however_they_came(tmp_path: Path) -> None:
+    promise = Guarantee(
+        scheme="udp", protects="a client", adversary="the server", epsilon=8.0, delta=1e-5
+    )
+
+    def check(charge_log: ChargeLog) -> float:
+        card = charge_log.card(lambda: promise, accountant="gdp", final=False)
+        read = PrivacyCard.from_json(card.to_json())
+        assert read.epsilon("gdp") == card.stated["gdp"]
+        assert card.followed().clients == len(read.charges())
+        return card.stated["gdp"]
+
+    charge_log = books_of(tmp_path)
+    charge_log.charge(question("", node=9), told())
+    charge_log.charge(question("a", "b", server_round=2), told())
+    before = check(charge_log)
+    heard = question("", server_round=3, node=9)
+    heard.named[9] = "a"  # so the first charge was that of "a", too
+    charge_log.charge(heard, told())
+    assert check(charge_log) > before
+    later = books_of(tmp_path)
+    later.load(charge_log.card(lambda: promise, accountant="gdp", final=False))
+    assert check(later) == check(charge_log)
+    later.charge(question("a", server_round=4), told())
+    assert check(later) > check(charge_log)
 
 
 @pytest.mark.parametrize("earlier", [True, False])
