@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from flwr_privacy.simulations.reports.markdown import markdown_table
 
 from .description import names, place_of
 from .significance import ALPHA, holm_adjusted
-from .summary import COMPUTED, TWO_ERRORS
+from .summary import COMPUTED, TWO_ERRORS, paper_of
 from .verdicts import NOT_REPRODUCED, REPRODUCED, UNDECIDED, VERDICTS
 
 __all__ = ["Paper", "front_page", "of_paper", "paper_page"]
@@ -45,6 +45,8 @@ class Paper:
         the scheme, and the ``text``.
     summaries : Sequence of Mapping
         The results of its experiments, in the order of the page.
+    drawn : Collection of str, default ()
+        The names of those that have a picture.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Paper:
     missing: Sequence[Mapping[str, str]]
     notes: Sequence[Mapping[str, Any]]
     summaries: Sequence[Mapping[str, Any]]
+    drawn: Collection[str] = ()
 
     def published(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], str, float | None]]:
         """Yield each claim: its experiment, itself, its verdict, and the p value behind it.
@@ -176,6 +179,12 @@ def paper_page(paper: Paper) -> str:
             if _stem(name) in note["experiments"]
         ]
         parts.append("")
+        files = [(table["title"], _file(table)) for table in tables]
+        parts += [
+            f"![{title}](pictures/{paper.name}/{file}.png)\n"
+            for title, file in files
+            if file in paper.drawn
+        ]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -262,13 +271,18 @@ def _made(table: Mapping[str, Any]) -> str:
     said.append(f"version {table['version']}")
     if table["seconds"] is not None:
         said.append(f"{table['seconds']:.3g} s")
-    said.append(f"[numbers](results/{table['experiment']}{'-full' * table['full']}.json)")
+    said.append(f"[numbers](results/{paper_of(table['experiment'])}/{_file(table)}.json)")
     text = f"- {', '.join(said)}."
     if not of_paper(table):
         text += f" {figure[:1].upper()}{figure[1:]}."
     if table["differences"]:
         text += f" Smaller: {'; '.join(table['differences'])}."
     return text
+
+
+def _file(table: Mapping[str, Any]) -> str:
+    """Return the name of the files of results."""
+    return _stem(table["experiment"]) + "-full" * table["full"]
 
 
 def _stem(name: str) -> str:

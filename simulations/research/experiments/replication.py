@@ -3,7 +3,8 @@
 The results are files in ``docs/replication/results/<paper>/``: one small file for each experiment
 and size (`flwr_privacy.simulations.research.experiments.summary`), and ``paper.toml``, which people
 write: what the verdicts mean for a user, which figures have none, and what else there is to know of
-an experiment's numbers. The pages are made from that folder alone.
+an experiment's numbers. The pages are made from that folder alone, and from the pictures of
+``docs/replication/pictures/``, which come with the results.
 """
 
 import re
@@ -11,15 +12,19 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from flwr_privacy.errors import DataError
 from flwr_privacy.wire.files import write_text
 
 from .pages import Paper, front_page, of_paper, paper_page
-from .summary import PAIRED, SUMMARY, paper_of, read_summary, summary_text
+from .summary import PAIRED, PICTURE, SUMMARY, paper_of, read_summary, summary_text
 
 __all__ = ["collect", "pages", "replication"]
 
 RESULTS = Path("replication", "results")
+PICTURES = "pictures"
+_COLOURS = 32  # of a picture that is kept: a third of its size, and nobody sees it
 PAPER = "paper.toml"
 _KEYS = {"title": "", "short": "", "meaning": "", "scheme": "replication.md", "order": 99}
 _LISTS = ("pictures", "missing", "notes")
@@ -64,7 +69,7 @@ def collect(runs: Path, results: Path) -> list[str]:
     """Copy new results into the folder that is kept; return which were left, and why.
 
     Results with fewer seeds than those that are kept are left: to drop seeds would be to choose
-    among them.
+    among them. Those at the paper's size take the place of smaller ones, whatever they say.
     """
     left = []
     for path in sorted(runs.glob(f"**/{SUMMARY}")):
@@ -78,7 +83,35 @@ def collect(runs: Path, results: Path) -> list[str]:
                 continue
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, summary_text(table))
+        _keep_picture(path.with_name(PICTURE), _picture_of(place))
+    for place in results.glob("*/*-full.json"):
+        smaller = place.with_name(place.name.replace("-full.json", ".json"))
+        if smaller.exists() and _seeds(smaller) <= _seeds(place):
+            smaller.unlink()
+            _picture_of(smaller).unlink(missing_ok=True)
     return left
+
+
+def _seeds(place: Path) -> int:
+    """Return the number of seeds behind a paired test; 0 of results by an older rule."""
+    kept = read_summary(place)
+    return len(kept["seeds"]) if kept["rule"] == PAIRED else 0
+
+
+def _picture_of(place: Path) -> Path:
+    """Return where the picture of kept results is."""
+    results, paper = place.parents[1], place.parent.name
+    return results.with_name(PICTURES) / paper / f"{place.stem}.png"
+
+
+def _keep_picture(path: Path, place: Path) -> None:
+    """Keep the picture of results; without one, that of the results before goes."""
+    if not path.exists():
+        place.unlink(missing_ok=True)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with Image.open(path) as drawn:
+        drawn.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(place, optimize=True)
 
 
 def pages(results: Path) -> dict[str, str]:
@@ -105,8 +138,9 @@ def _paper(folder: Path) -> tuple[Paper, int]:
     values: dict[str, Any] = {**usual, **own}
     values["title"] = values["title"] or (tables[0]["paper"] if tables else folder.name)
     values["short"] = values["short"] or folder.name
+    drawn = frozenset(path.stem for path in files if _picture_of(path).exists())
     order = values.pop("order")
-    return Paper(name=folder.name, summaries=tables, **values), order
+    return Paper(name=folder.name, summaries=tables, drawn=drawn, **values), order
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Points of curves whose settings are the same share a run.
 """
 
+import json
 import math
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ from flwr_privacy.simulations.runner.jobs import Engine, carry_out
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.settings.schemes import scheme
+from flwr_privacy.wire.files import write_text
 
 from .curves import TrainedRun, diverged
 from .description import Curve, ExperimentDescription
@@ -84,7 +86,7 @@ def train(
     """
     check_integer("--jobs", jobs, minimum=1, maximum=1 if engine.name == "ray" else None)
     if chosen.function:
-        return _values(chosen, seeds=seeds, jobs=jobs, full=full, data_root=data_root)
+        return _values(chosen, out, seeds=seeds, jobs=jobs, full=full, data_root=data_root)
     planned = [
         (
             plan,
@@ -128,26 +130,34 @@ def train(
 
 def _values(
     chosen: ExperimentDescription,
+    out: Path,
     *,
     seeds: Sequence[int],
     jobs: int,
     full: bool,
     data_root: Path | None,
 ) -> list[TrainedRun]:
-    """Return the points of a function's curves, for each seed if it depends on one."""
+    """Return the points of a function's curves, for each seed if it depends on one.
+
+    What a seed came to is kept in a file, as runs are in their folders.
+    """
     function = FUNCTIONS[chosen.function]
     seeds = seeds if function.seeded else [0]
     if function.check is not None:
         for *_, point in function_points(chosen, full=full):
             function.check(point)
-    work = [(chosen, seed, full, data_root) for seed in seeds]
+    if function.seeded:
+        out.mkdir(parents=True, exist_ok=True)
+    work = [(chosen, out, seed, full, data_root) for seed in seeds]
     if jobs == 1 or len(seeds) == 1:
         return [run for one in work for run in _points(*one)]
     with ProcessPoolExecutor(jobs, mp_context=_SPAWN, initializer=_quiet) as pool:
         return [run for runs in pool.map(_alone_points, work) for run in runs]
 
 
-def _alone_points(work: tuple[ExperimentDescription, int, bool, Path | None]) -> list[TrainedRun]:
+def _alone_points(
+    work: tuple[ExperimentDescription, Path, int, bool, Path | None],
+) -> list[TrainedRun]:
     try:
         with threadpool_limits(1):  # as many as processes would stand in each other's way
             return _points(*work)
@@ -171,14 +181,22 @@ def function_points(
 
 
 def _points(
-    chosen: ExperimentDescription, seed: int, full: bool, data_root: Path | None
+    chosen: ExperimentDescription, out: Path, seed: int, full: bool, data_root: Path | None
 ) -> list[TrainedRun]:
     """Return all points of a function's curves for one seed."""
     function = FUNCTIONS[chosen.function]
     places = function_points(chosen, full=full)
-    started = time.perf_counter()
-    found = function.of([point for *_, point in places], seed, data_root)
-    seconds = (time.perf_counter() - started) / len(places)
+    points = [point for *_, point in places]
+    path = out / f"seed-{seed}.json"
+    if function.seeded and path.exists():
+        found, seconds = _kept(path, points)
+    else:
+        started = time.perf_counter()
+        found = function.of(points, seed, data_root)
+        seconds = (time.perf_counter() - started) / len(places)
+        if function.seeded:
+            kept = {"points": points, "values": found, "seconds": seconds}
+            write_text(path, json.dumps(kept, default=float) + "\n")
     runs = []
     for (curve, x, point), values in zip(places, found, strict=True):
         rounds = {"rounds": [point["round"]]} if "round" in point else {}
@@ -196,6 +214,15 @@ def _points(
             )
         )
     return runs
+
+
+def _kept(path: Path, points: list[dict[str, Any]]) -> tuple[list[dict[str, float]], float]:
+    """Return the values of points, and the seconds of each, from a file."""
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    if kept["points"] != json.loads(json.dumps(points, default=float)):
+        allowed = f"another folder: {path.name} has other settings"
+        raise InvalidParameterError("--out", str(path.parent), allowed)
+    return kept["values"], kept["seconds"]
 
 
 def _check(planned: Iterable[Settings]) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "COMPUTED",
     "FORMAT",
     "PAIRED",
+    "PICTURE",
     "SUMMARY",
     "TWO_ERRORS",
     "paper_of",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 SUMMARY = "replication.json"
+PICTURE = "figure.png"
 FORMAT = 1
 PAIRED = "paired test"
 COMPUTED = "computed"
@@ -114,7 +116,7 @@ def summary(results: ExperimentResults) -> dict[str, Any]:
 def save(results: ExperimentResults, out: Path) -> tuple[Path, Path]:
     """Write the picture, all numbers and the summary into a folder; return the first two paths."""
     out.mkdir(parents=True, exist_ok=True)
-    picture, numbers = out / "figure.png", out / "experiment.json"
+    picture, numbers = out / PICTURE, out / "experiment.json"
     with drawing():
         draw(results.experiment, results.runs, size=results.size).savefig(picture)
     write_text(numbers, json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from experiment_files import INLINE
+from PIL import Image
 
 from flwr_privacy.errors import DataError
 from flwr_privacy.simulations.research.experiments import description as experiments
@@ -234,3 +235,38 @@ def test_new_results_take_the_place_of_old_ones_with_fewer_seeds(tmp_path: Path)
     (left,) = write([*range(5)])
     assert left.endswith("one.json has more seeds")
     assert read_summary(place)["seeds"] == [*range(10)]
+
+
+def test_results_at_the_papers_size_take_the_place_of_smaller_ones(tmp_path: Path) -> None:
+    docs, runs = tmp_path / "docs", tmp_path / "runs"
+    place = docs / "replication" / "results" / "a"
+
+    def write(*, full: bool, seeds: int) -> None:
+        folder = runs / f"one{'-full' * full}"
+        folder.mkdir(parents=True, exist_ok=True)
+        table = results("a/one", [claim(0.5)], seeds=[*range(seeds)], full=full)
+        (folder / "replication.json").write_text(summary_text(table))
+        replication(runs, docs)
+
+    write(full=False, seeds=10)
+    write(full=True, seeds=5)  # the smaller ones have more seeds
+    assert {path.name for path in place.glob("*.json")} == {"one.json", "one-full.json"}
+    write(full=True, seeds=10)
+    assert {path.name for path in place.glob("*.json")} == {"one-full.json"}
+
+
+def test_a_picture_comes_and_goes_with_its_results(tmp_path: Path) -> None:
+    docs, runs = tmp_path / "docs", tmp_path / "runs"
+    runs.mkdir()
+    (runs / "replication.json").write_text(summary_text(results("a/one", [claim(0.5)])))
+    Image.effect_noise((640, 400), 90).convert("RGB").save(runs / "figure.png")
+    replication(runs, docs)
+    picture, page = (docs / "replication" / name for name in ("pictures/a/one.png", "a.md"))
+    assert "![A title](pictures/a/one.png)" in page.read_text()
+    with Image.open(picture) as kept:
+        assert kept.size == (640, 400)
+    assert picture.stat().st_size < (runs / "figure.png").stat().st_size / 2
+    (runs / "figure.png").unlink()
+    replication(runs, docs)
+    assert not picture.exists()
+    assert "![A title]" not in page.read_text()

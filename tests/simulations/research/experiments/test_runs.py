@@ -1,7 +1,7 @@
 """Experiments are trained: once for each curve, and what a run that diverges comes to."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,73 @@ from flwr_privacy.errors import EngineError, InvalidParameterError
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments import runs as experiment_runs
 from flwr_privacy.simulations.research.experiments.curves import TrainedRun, diverged
+from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
 from flwr_privacy.simulations.research.experiments.picture import draw
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.research.experiments.significance import paired_p_values
 from flwr_privacy.simulations.research.experiments.summary import PAIRED, SUMMARY, save, summary
+from flwr_privacy.simulations.research.points import Point
 from flwr_privacy.simulations.runner.jobs import Engine
 from flwr_privacy.simulations.settings.run_folder import RunFolder
+
+FUNCTION = """
+title = "A simulation"
+paper = "A Paper"
+figure = "Figure 1"
+metrics = ["loss"]
+function = "acfl-excess"
+
+[base]
+step = 0.5
+
+[sweep]
+key = "round"
+label = "round"
+values = [1, 2]
+
+[[curve]]
+label = "One"
+
+[[curve]]
+label = "Other"
+step = 0.75
+
+[[claim]]
+id = "F1"
+text = "the smaller step is better"
+better = ["One", "Other"]
+metric = "loss"
+"""
+
+
+def test_what_a_function_comes_to_is_kept_for_each_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = []
+
+    def simulated(points: Sequence[Point], seed: int, _: Path | None) -> list[dict[str, float]]:
+        computed.append(seed)
+        return [
+            {"loss": float(np.float64(point["round"] + point["step"] + seed))} for point in points
+        ]
+
+    known = FUNCTIONS["acfl-excess"]
+    monkeypatch.setitem(FUNCTIONS, "acfl-excess", replace(known, of=simulated, check=None))
+    path = tmp_path / "function.toml"
+
+    def values(seeds: Sequence[int], *, step: float = 0.5) -> list[tuple[int, float]]:
+        path.write_text(FUNCTION.replace("0.5", str(step)))
+        chosen = experiments.read(path, "papers/function")
+        runs = train(chosen, tmp_path / "out", seeds=seeds, engine=INLINE)
+        return [(run.seed, run.values["loss"][0]) for run in runs if run.curve == "One"]
+
+    first = values([0, 1])
+    assert first == [(0, 1.5), (0, 2.5), (1, 2.5), (1, 3.5)]
+    assert values([1, 2, 0]) == [*first[2:], (2, 3.5), (2, 4.5), *first[:2]]
+    assert computed == [0, 1, 2]
+    with pytest.raises(InvalidParameterError, match=r"seed-0\.json has other settings"):
+        values([0], step=0.25)
 
 
 def test_curves_are_trained_once_and_drawn(
