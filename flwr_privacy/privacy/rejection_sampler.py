@@ -92,7 +92,6 @@ Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2
 """
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Protocol, TypeVar
 
@@ -312,7 +311,7 @@ class RejectionSampler:
         """
         area = float(_FIRST_COLUMN)
         while True:
-            halves = [list(self._boundaries(area, negative)) for negative in (False, True)]
+            halves = [self._boundaries(area, negative) for negative in (False, True)]
             count = sum(len(half) - 1 for half in halves)
             if count <= _TAILS:
                 break
@@ -321,23 +320,22 @@ class RejectionSampler:
         ends = np.array(halves[0][1:] + halves[1][1:])
         return starts, ends, np.arange(count) >= len(halves[0]) - 1
 
-    def _boundaries(self, area: float, negative: bool) -> Iterator[int]:
-        end = self._cells(self.tail_start)
-        cell = 0
+    def _boundaries(self, area: float, negative: bool) -> list[int]:
+        # Thousands of steps, which follow from one another: what does not change is looked up once.
+        end, split, reach = self._cells(self.tail_start), self.split, self._reach
+        energy_of, exp, most = self.law.energy, math.exp, _LARGEST_ENERGY
+        found, cell = list[int](), 0
         while cell < end:
-            yield cell
-            magnitude = max(self._integers(cell) + negative - self._reach, 0.0)
-            energy = min(float(self.law.energy(magnitude)), _LARGEST_ENERGY)
-            cell += max(1, int(min(area * math.exp(energy), end)))
-        yield end
+            found.append(cell)
+            magnitude = (cell >> split if split >= 0 else cell << -split) + negative - reach
+            energy = energy_of(magnitude) if magnitude > 0 else 0.0
+            width = int(min(area * exp(min(energy, most)), end))
+            cell += width if width > 1 else 1
+        return [*found, end]
 
     def _cells(self, n: int) -> int:
         """Return the first cell of the integer n >= 0."""
         return n << self.split if self.split >= 0 else n >> -self.split
-
-    def _integers(self, cell: int) -> int:
-        """Return the first integer in a cell >= 0."""
-        return cell >> self.split if self.split >= 0 else cell << -self.split
 
     def _ends(
         self, starts: NDArray[np.int64], ends: NDArray[np.int64], negative: NDArray[np.bool_]
