@@ -237,7 +237,7 @@ def read_toml(what: str, path: str | Path, build: Callable[[dict[str, Any]], Bui
         raise InvalidParameterError(parameter, error.value, error.allowed) from None
 
 
-def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
+def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
     """Write a text file atomically: a reader sees the old text or the new one, never a part.
 
     Several processes may do so at once; the last one counts.
@@ -250,6 +250,9 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
         Its new content.
     mode : int, optional
         Its rights, such as `PRIVATE`; by default what the process's umask says.
+    durable : bool, default True
+        Whether the text is flushed to the disk before it takes the old one's place. If not, a power
+        cut may leave neither.
 
     Raises
     ------
@@ -262,8 +265,9 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
             if mode is not None:  # before the text is in it
                 beside.chmod(mode)
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

@@ -69,6 +69,8 @@ class ServerLoop:
     ) -> None:
         self._strategy = strategy
         self._experiment = strategy.experiment
+        if getattr(grid, "local", False):
+            self._experiment.simulate()
         self._charge_log = strategy.charge_log
         self._grid = grid
         self._rounds = rounds

@@ -25,10 +25,16 @@ class AskedNotes:
     ----------
     folder : path, optional
         Folder for the note; by default it is in memory alone.
+
+    Attributes
+    ----------
+    durable : bool
+        Whether a note outlives a power cut.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / ASKED
+        self.durable = True
         self._asked: Asked = {}
         self._before: Asked = {}  # by a run that broke off
 
@@ -62,7 +68,7 @@ class AskedNotes:
             self._asked.setdefault(name, {}).update(costs)
         if self._path is not None:
             noted = AskedFile(experiment_id=experiment_id, asked=self._asked)
-            write_text(self._path, noted.to_json())
+            write_text(self._path, noted.to_json(), durable=self.durable)
 
     def before(self, name: str) -> set[str]:
         """Return the clients that an interrupted run asked for the same charge; once.

@@ -12,15 +12,17 @@ __all__ = ["load", "save"]
 _MAGIC = b"flwr-privacy checkpoint 11\n"
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
+def save(path: Path, state: dict[str, Any], *, durable: bool = True) -> None:
     """Write a state; a crash at any moment leaves the old file or the new one.
+
+    Without `durable` a power cut may leave a damaged one.
 
     Raises
     ------
     TypeError
         If the state holds something that `flwr_privacy.wire.documents` does not.
     """
-    write_checksummed(path, _MAGIC, dumps(state), durable=True)
+    write_checksummed(path, _MAGIC, dumps(state), durable=durable)
 
 
 def load(path: Path) -> dict[str, Any]:

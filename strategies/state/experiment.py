@@ -80,6 +80,7 @@ class Experiment:
         self._resume = loop.resume
         self._accept_lost_rounds = loop.accept_lost_rounds
         self.asked = AskedNotes(self.run_dir)
+        self._durable = True
         self.card_dir = self.run_dir
         self._may_have_card = loop.write_card
         self._on_round = loop.on_round
@@ -101,6 +102,10 @@ class Experiment:
     def _history(self) -> History:
         metrics = None if self.card_dir is None else self.card_dir / METRICS
         return History(metrics, self._on_round)
+
+    def simulate(self) -> None:
+        """Do not wait for the disk: in a simulation a power cut takes the clients' ledgers, too."""
+        self._durable = self.asked.durable = False
 
     def leave_no_card(self) -> None:
         """Leave no card, as with ``write_card=False``: for trainings that measure something."""
@@ -270,14 +275,14 @@ class Experiment:
             }
             # In this order: a kill in between leaves a card that says too much, never too little.
             self.keep_card(card)
-            checkpoint.save(self.run_dir / CHECKPOINT, document)
+            checkpoint.save(self.run_dir / CHECKPOINT, document, durable=self._durable)
         self.asked.clear()
 
     def keep_card(self, card: PrivacyCard) -> None:
         """Write the privacy card, for programs and for people."""
         if self.card_dir is not None:
-            write_text(self.card_dir / CARD, card.to_json())
-            write_text(self.card_dir / CARD_PAGE, card.to_html())
+            for name, text in ((CARD, card.to_json()), (CARD_PAGE, card.to_html())):
+                write_text(self.card_dir / name, text, durable=self._durable)
 
     def result(self, arrays: ArrayRecord, guarantee: Guarantee) -> SchemeResult:
         """Return the result in Flower's form, with all rounds since the first run."""
