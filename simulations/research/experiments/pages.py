@@ -282,7 +282,7 @@ def _made(table: Mapping[str, Any]) -> str:
 
 def _file(table: Mapping[str, Any]) -> str:
     """Return the name of the files of results."""
-    return _stem(table["experiment"]) + "-full" * table["full"]
+    return f"{_stem(table['experiment'])}{'-full' * table['full']}"
 
 
 def _stem(name: str) -> str:

@@ -27,6 +27,7 @@ from flwr_privacy.errors import (
     TooFewTrainedError,
     check_integer,
 )
+from flwr_privacy.simulations.research.points import Values
 from flwr_privacy.simulations.runner.jobs import Engine, carry_out
 from flwr_privacy.simulations.settings.run_folder import RunFolder
 from flwr_privacy.simulations.settings.run_settings import Settings
@@ -188,6 +189,7 @@ def _points(
     places = function_points(chosen, full=full)
     points = [point for *_, point in places]
     path = out / f"seed-{seed}.json"
+    found: Sequence[Values]
     if function.seeded and path.exists():
         found, seconds = _kept(path, points)
     else:
@@ -216,7 +218,7 @@ def _points(
     return runs
 
 
-def _kept(path: Path, points: list[dict[str, Any]]) -> tuple[list[dict[str, float]], float]:
+def _kept(path: Path, points: list[dict[str, Any]]) -> tuple[list[Values], float]:
     """Return the values of points, and the seconds of each, from a file."""
     kept = json.loads(path.read_text(encoding="utf-8"))
     if kept["points"] != json.loads(json.dumps(points, default=float)):
