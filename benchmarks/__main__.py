@@ -9,6 +9,7 @@ from .accounting import accounting
 from .aggregate import aggregate
 from .app_audits import app_audits
 from .calibration import calibration
+from .card import card
 from .coded_gradient import coded_gradient
 from .controller import controller
 from .correlated_noise import correlated_noise
@@ -54,6 +55,7 @@ ROWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "fedvs": fedvs,
     "accounting": accounting,
     "ledger": ledger,
+    "card": card,
     "per_record": per_record,
     "private-steps": private_steps,
     "calibration": calibration,
