@@ -39,10 +39,12 @@ class Paper:
     pictures : Sequence of str
         Pictures, from ``docs/``.
     missing : Sequence of Mapping
-        Figures without a verdict: the ``figure``, and ``why``.
+        Figures without a verdict: the ``figure``, and ``why``. The file may name ``experiments``:
+        once one of them has results, the figure is left out.
     notes : Sequence of Mapping
         Sentences for the parts on how each was made: the ``experiments``, by their names without
-        the scheme, and the ``text``.
+        the scheme, and the ``text``. With ``smaller`` it is left out once all of them have results
+        at the paper's size.
     summaries : Sequence of Mapping
         The results of its experiments, in the order of the page.
     drawn : Collection of str, default ()

@@ -9,6 +9,7 @@ an experiment's numbers. The pages are made from that folder alone, and from the
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,22 @@ def _paper(folder: Path) -> tuple[Paper, int]:
     values["title"] = values["title"] or (tables[0]["paper"] if tables else folder.name)
     values["short"] = values["short"] or folder.name
     drawn = frozenset(path.stem for path in files if _picture_of(path).exists())
+    names = {path.stem for path in files}
+    values["missing"] = [one for one in values["missing"] if not _has_results(one, names)]
+    values["notes"] = [one for one in values["notes"] if not _is_outdated(one, names)]
     order = values.pop("order")
     return Paper(name=folder.name, summaries=tables, drawn=drawn, **values), order
+
+
+def _has_results(figure: Mapping[str, Any], names: set[str]) -> bool:
+    """Tell whether an experiment describes a figure that was without a verdict, and has run."""
+    described = figure.get("experiments", ())
+    return any(names.intersection((name, f"{name}-full")) for name in described)
+
+
+def _is_outdated(note: Mapping[str, Any], names: set[str]) -> bool:
+    """Tell whether a note says what is smaller than the paper's, and nothing is any more."""
+    return note.get("smaller", False) and all(f"{one}-full" in names for one in note["experiments"])
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -270,3 +270,36 @@ def test_a_picture_comes_and_goes_with_its_results(tmp_path: Path) -> None:
     replication(runs, docs)
     assert not picture.exists()
     assert "![A title]" not in page.read_text()
+
+
+def test_what_was_missing_or_smaller_is_left_out_once_it_has_run(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "paper.toml").write_text(
+        """
+[[missing]]
+figure = "Figure 7"
+experiments = ["seven", "other"]
+why = "nobody ran it."
+
+[[notes]]
+experiments = ["one"]
+smaller = true
+text = "Smaller than the paper's."
+
+[[notes]]
+experiments = ["one"]
+text = "Always there."
+"""
+    )
+    one, seven = (results(f"a/{name}", [claim(0.5)]) for name in ("one", "seven"))
+    text = page(tmp_path, one)
+    assert "nobody ran it" in text
+    assert "Smaller than" in text
+    assert "Always there" in text
+    text = page(tmp_path, one, seven)
+    assert "nobody ran it" not in text
+    assert "Smaller than" in text
+    (tmp_path / "a" / "one-full.json").write_text(summary_text({**one, "full": True}))
+    text = pages(tmp_path)["replication/a.md"]
+    assert "Smaller than" not in text
+    assert "Always there" in text
