@@ -40,7 +40,7 @@ def _charges(card: "PrivacyCard") -> str:
     """Return the card as JSON; a large one is left in its file."""
     text = card.to_json()
     if len(text) > _MOST_SHOWN:
-        return f"<p>Every charge: {len(text) / 1e6:.1f} MB, the card as JSON</p>"
+        return f"<p>Every charge: in the JSON file of this card ({len(text) / 1e6:.1f} MB)</p>"
     what = "Every charge (this is the card as JSON)"
     shown = escape(text, quote=False)
     return f"<details><summary>{what}</summary><pre>{shown}</pre></details>"

@@ -613,7 +613,7 @@ def test_a_card_that_is_too_large_for_a_page_is_left_in_its_file():
     page = large.to_html()
     assert len(large.to_json()) > 10 * len(page)
     assert "100001" in page
-    assert "MB, the card as JSON" in page
+    assert "in the JSON file of this card (1.6 MB)" in page
     assert "client-99999" not in page
 
 
