@@ -25,7 +25,7 @@ __all__ = ["collect", "pages", "replication"]
 
 RESULTS = Path("replication", "results")
 PICTURES = "pictures"
-_COLOURS = 32  # of a picture that is kept: a third of its size, and nobody sees it
+_COLOURS = 128  # of a picture that is kept: a third of its size, and its lines keep theirs
 PAPER = "paper.toml"
 _KEYS = {"title": "", "short": "", "meaning": "", "scheme": "replication.md", "order": 99}
 _LISTS = ("pictures", "missing", "notes")
@@ -112,7 +112,8 @@ def _keep_picture(path: Path, place: Path) -> None:
         return
     place.parent.mkdir(parents=True, exist_ok=True)
     with Image.open(path) as drawn:
-        drawn.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(place, optimize=True)
+        few = drawn.convert("RGB").quantize(_COLOURS, method=Image.Quantize.FASTOCTREE)
+        few.save(place, optimize=True)
 
 
 def pages(results: Path) -> dict[str, str]:
@@ -130,7 +131,9 @@ def pages(results: Path) -> dict[str, str]:
 
 def _paper(folder: Path) -> tuple[Paper, int]:
     """Read a folder; return the paper and its place on the front page."""
-    files = sorted(folder.glob("*.json"), key=lambda path: _natural(path.stem))
+    files = sorted(
+        folder.glob("*.json"), key=lambda path: _natural(path.stem.removesuffix("-full"))
+    )
     tables = sorted((read_summary(path) for path in files), key=lambda table: not of_paper(table))
     usual = {**_KEYS, **dict.fromkeys(_LISTS, ())}
     own = _toml(folder / PAPER)

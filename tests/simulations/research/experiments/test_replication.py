@@ -12,6 +12,7 @@ from experiment_files import INLINE
 from PIL import Image
 
 from flwr_privacy.errors import DataError
+from flwr_privacy.simulations.reports.style import COLOURS
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments.replication import pages, replication
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults
@@ -71,7 +72,8 @@ def verdicts(text: str) -> list[str]:
 
 
 def test_the_pages_are_made_from_the_results_alone(tmp_path: Path) -> None:
-    shutil.copytree(RESULTS, tmp_path / "replication" / "results")
+    for kept in (RESULTS, RESULTS.with_name("pictures")):
+        shutil.copytree(kept, tmp_path / "replication" / kept.name)
     written, left = replication(tmp_path / "no-runs", tmp_path)
     assert left == []
     committed = [DOCS / "replication.md", *(DOCS / "replication").glob("*.md")]
@@ -86,7 +88,7 @@ def test_every_experiment_has_a_verdict_or_is_listed_without_one() -> None:
     found = {read_summary(path)["experiment"] for path in KEPT}
     listed = {
         name
-        for path in RESULTS.glob("*/paper.toml")
+        for path in (DOCS / "replication").glob("*.md")
         for name in re.findall(r"`([a-z0-9-]+/[a-z0-9-]+)` describes", path.read_text())
     }
     assert found | listed == set(experiments.names())
@@ -259,12 +261,18 @@ def test_a_picture_comes_and_goes_with_its_results(tmp_path: Path) -> None:
     docs, runs = tmp_path / "docs", tmp_path / "runs"
     runs.mkdir()
     (runs / "replication.json").write_text(summary_text(results("a/one", [claim(0.5)])))
-    Image.effect_noise((640, 400), 90).convert("RGB").save(runs / "figure.png")
+    drawn = Image.effect_noise((640, 400), 90).convert("RGB")
+    for place, colour in enumerate(COLOURS):
+        drawn.paste(colour, (100 * place, 0, 100 * place + 2, 400))  # as thin as a line
+    drawn.save(runs / "figure.png")
     replication(runs, docs)
     picture, page = (docs / "replication" / name for name in ("pictures/a/one.png", "a.md"))
     assert "![A title](pictures/a/one.png)" in page.read_text()
     with Image.open(picture) as kept:
         assert kept.size == (640, 400)
+        for place in range(len(COLOURS)):
+            pixels = [one.getpixel((100 * place + 1, 200)) for one in (drawn, kept.convert("RGB"))]
+            assert all(abs(a - b) <= 8 for a, b in zip(*pixels, strict=True))
     assert picture.stat().st_size < (runs / "figure.png").stat().st_size / 2
     (runs / "figure.png").unlink()
     replication(runs, docs)
