@@ -94,7 +94,7 @@ class PlannedBudget:
         self.plan: CentralDPNoisePlan | None = None
         self.population = 0
         self.amplified = amplified(privacy.noise, privacy.sampling)
-        self._counted: list[CardRelease] | None = None
+        self._counted: tuple[list[CardRelease], int] = [], 0  # and how many there were
         self._made = Counter[str]()  # trainings of each client, in those
 
     # -- The plan ----------------------------------------------------------------------------
@@ -227,8 +227,9 @@ class PlannedBudget:
     def cost(self, client: str, releases: list[CardRelease]) -> Charge:
         """Return what a client pays for its next training."""
         # Not before it is asked for: until its first reply a client may go by its node's address.
-        if self._counted is not releases:
-            self._counted, self._made = releases, participations_of(releases)
+        counted, length = self._counted
+        if counted is not releases or length != len(releases):
+            self._counted, self._made = (releases, len(releases)), participations_of(releases)
         return self.planned().charge(self._made[client] + 1)
 
     def is_planned(self, server_round: int) -> bool:

@@ -79,7 +79,6 @@ class ChargeLog:
         self.names |= said
         if new and any(not new.isdisjoint(r.clients) for r in self.releases):
             self.releases = [self._renamed(r) for r in self.releases]
-            self._histories = Histories(self.releases)
         known = self._named(clients)
         silent = None if instruction.hidden else known - request_log.answered
         self._release(instruction.costs(request_log, known), silent)
@@ -141,7 +140,6 @@ class ChargeLog:
     def load(self, card: PrivacyCard) -> None:
         """Load the charges and the guarantee of the run that this one resumes."""
         self.releases, self.earlier = list(card.releases), card.guarantee
-        self._histories = Histories(self.releases)
         self.forecast = card.forecast
         self.described = card.described
 
@@ -177,7 +175,6 @@ class ChargeLog:
                 unanswered=None if silent is None else tuple(sorted(clients & silent)),
             )
             self.releases.append(release)
-            self._histories.add(release)
             self._heads.charged(name, clients)
 
 

@@ -29,8 +29,8 @@ def after_the_card(self: Experiment, *given: Any) -> None:
     raise Killed
 
 
-def after_the_checkpoint(*given: Any) -> None:
-    save(*given)
+def after_the_checkpoint(*given: Any, **named: Any) -> None:
+    save(*given, **named)
     raise Killed
 
 

@@ -122,7 +122,7 @@ class PrivacyCard:
     stated_answers : Answers, optional
         What became of the charges, as the file said it that the card was read from.
     histories : Histories, optional
-        Those of the releases, where somebody keeps them up; by default they are read from all.
+        What has followed an earlier card of the same run, so that only what is new is counted.
     """
 
     experiment_id: str
@@ -134,7 +134,7 @@ class PrivacyCard:
     forecast: str = ""
     heads: list[CardHead] = field(default_factory=list)
     stated_answers: Answers | None = field(default=None, compare=False)
-    histories: Histories | None = field(default=None, compare=False, repr=False)
+    histories: Histories = field(default_factory=Histories, compare=False, repr=False)
 
     def answers(self) -> Answers:
         """Count all charges, the unanswered ones, and those whose answer is a secret."""
@@ -188,7 +188,8 @@ class PrivacyCard:
 
     def followed(self) -> Histories:
         """Return the histories of charges of all clients."""
-        return Histories(self.releases) if self.histories is None else self.histories
+        self.histories.follow(self.releases)
+        return self.histories
 
     def state(self, accountants: Iterable[str] = tuple(ACCOUNTANTS)) -> None:
         """Compute and store the epsilon of the charges, and what it means for an attacker."""

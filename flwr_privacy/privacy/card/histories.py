@@ -1,7 +1,7 @@
 """What each client was charged, kept up as releases come: once for all clients that share it."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from flwr_privacy.accounting import Charge
@@ -20,28 +20,34 @@ class Histories:
 
     A history is a number: that of another one, with one charge more. So a round costs a look into
     two tables for each client that was charged in it, and nothing for the rounds before.
-
-    Parameters
-    ----------
-    releases : iterable of CardRelease
-        Releases so far.
     """
 
-    def __init__(self, releases: Iterable["CardRelease"] = ()) -> None:
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._followed: list[CardRelease] = []
         self._longer: dict[tuple[int, Charge], int] = {}  # the number of a history after a charge
         self._steps: list[tuple[int, Charge]] = []  # the same by that number, less one
         self._of: dict[str, int] = {}
         self._shared = Counter[int]()  # clients by history
-        for release in releases:
-            self.add(release)
 
     @property
     def clients(self) -> int:
         """Number of clients that were charged."""
         return len(self._of)
 
-    def add(self, release: "CardRelease") -> None:
+    def follow(self, releases: "Sequence[CardRelease]") -> None:
+        """Take up releases: those that are new, or all if an earlier one has changed."""
+        before = self._followed
+        if len(releases) < len(before) or not all(map(_alike, before, releases)):
+            self._begin()
+        for release in releases[len(self._followed) :]:
+            self._add(release)
+
+    def _add(self, release: "CardRelease") -> None:
         """Charge the clients of a release."""
+        self._followed.append(release)
         after: dict[int, int] = {}
         for client in release.clients:
             before = self._of.get(client, 0)
@@ -84,6 +90,12 @@ class Histories:
         while history:
             history, charge = self._steps[history - 1]
             yield charge
+
+
+def _alike(one: "CardRelease", other: "CardRelease") -> bool:
+    """Tell whether two releases charge the same; who has answered makes no difference."""
+    same = one.clients is other.clients and one.charge is other.charge
+    return one is other or same
 
 
 def _not_included(found: list[Counts]) -> list[Counts]:

@@ -140,7 +140,8 @@ def test_a_simulation_at_an_epsilon_has_the_noise_of_its_encoding(
     def loss(**settings: Any) -> float:
         curve = replace(simulated.curves[0], settings={"alpha": 0.5, **settings})
         chosen_figure = replace(simulated, curves=[curve], claims=[])
-        return train(chosen_figure, tmp_path, seeds=[0], engine=INLINE)[1].values["loss"][0]
+        out = tmp_path / str(sorted(settings.items()))
+        return train(chosen_figure, out, seeds=[0], engine=INLINE)[1].values["loss"][0]
 
     own, projected = {"alpha": 0.5}, {"alpha": 0.5, "encoding": "scfl"}
     assert loss(epsilon=5, **own) == loss(noise=sigma2_for_eps(5, 10, 10), **own)

@@ -1,6 +1,7 @@
 """Histories of charges that are kept up, beside those that are counted from all releases."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,12 +38,18 @@ def counted(releases: list[CardRelease]) -> dict[str, Counter[Charge]]:
     return counts
 
 
+def following(releases: list[CardRelease]) -> Histories:
+    histories = Histories()
+    histories.follow(releases)
+    return histories
+
+
 @pytest.mark.parametrize("kinds", [1, 3])
 def test_histories_that_are_kept_up_are_those_of_all_releases(kinds: int) -> None:
     for seed in range(30):
         releases, histories = random_releases(seed, kinds=kinds), Histories()
-        for round_, release in enumerate(releases, 1):
-            histories.add(release)
+        for round_ in range(1, len(releases) + 1):
+            histories.follow(releases[:round_])
             counts = counted(releases[:round_])
             assert histories.clients == len(counts)
             assert histories.lengths() == Counter(c.total() for c in counts.values())
@@ -53,7 +60,7 @@ def test_histories_that_are_kept_up_are_those_of_all_releases(kinds: int) -> Non
 
 
 def test_of_clients_with_the_same_kind_of_charge_the_one_with_most_is_left() -> None:
-    histories = Histories(random_releases(1, kinds=1))
+    histories = following(random_releases(1, kinds=1))
     most = max(counts.total() for counts in counted(random_releases(1, kinds=1)).values())
     assert histories.longest() == [{CHARGES[0]: most}]
 
@@ -72,9 +79,23 @@ def test_neither_of_two_histories_includes_the_other() -> None:
         )
         for place, (clients, charge) in enumerate(charged, 1)
     ]
-    found = {frozenset(counts.items()) for counts in Histories(releases).longest()}
+    found = {frozenset(counts.items()) for counts in following(releases).longest()}
     assert found == {
         frozenset({(one, 2), (other, 1)}),
         frozenset({(one, 1), (other, 2)}),
         frozenset({(one, 1)}),
     }
+
+
+def test_a_release_that_has_changed_is_counted_anew() -> None:
+    releases = random_releases(2, kinds=3)
+    histories = following(releases)
+    answered = [replace(release, unanswered=()) for release in releases]
+    renamed = [replace(release, clients=("a", *release.clients)) for release in releases]
+    dearer = [replace(release, charge=CHARGES[0]) for release in releases]
+    for changed in (answered, renamed, dearer, releases[:5], [*releases[:5], *renamed[:3]]):
+        histories.follow(changed)
+        alone = following(changed)
+        assert histories.clients == alone.clients
+        assert histories.lengths() == alone.lengths()
+        assert histories.longest() == alone.longest()

@@ -194,7 +194,7 @@ def test_beside_a_rehearsal_of_tiers_stands_what_it_costs(tmp_path: Path) -> Non
     legend = draw(chosen_figure, runs, size="small").legends[0]
     assert [text.get_text() for text in legend.get_texts()][1] == f"Half: {notes['Half']}"
     at_an_epsilon = tiers(tmp_path, 'unit = "paper"', 'unit = "device"')
-    runs = train(at_an_epsilon, tmp_path, seeds=[0], engine=INLINE)
+    runs = train(at_an_epsilon, tmp_path / "other", seeds=[0], engine=INLINE)
     assert runs[0].note == "epsilon 1 of a device"
 
 

@@ -99,7 +99,7 @@ def test_a_note_stays_until_the_checkpoint_is_there(
 ) -> None:
     resumed = broken(tmp_path)
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **options: Any) -> None:
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:

@@ -236,7 +236,7 @@ def test_a_card_one_round_ahead_is_that_of_a_kill(tmp_path: Path) -> None:
     assert run.card().charges() == run.charges()
 
 
-def _killed(*_: Any) -> None:
+def _killed(*_: Any, **options: Any) -> None:
     raise KeyboardInterrupt
 
 
