@@ -271,6 +271,25 @@ def test_no_round_is_trained_beyond_those_whose_cost_is_planned(name: str) -> No
         )
 
 
+def test_a_training_is_noted_with_what_it_will_be_charged() -> None:
+    """Planted bug: counted once for each list of releases, it is that of the training before."""
+    strategy = CentralDP(
+        privacy=ServerNoise(sampling="balanced", correlated=TreeNoise(), insecure_seed=1),
+        fraction_train=0.5,
+        rounds=6,
+        min_train_nodes=2,
+        min_available_nodes=4,
+    )
+    run_strategy(strategy, APP, nodes=4, num_rounds=3)
+    booked = Counter(client for release in strategy.releases for client in release.clients)
+    assert set(booked.values()) == {1, 2}
+    plan = strategy.plan
+    assert plan is not None
+    for client, count in booked.items():
+        assert strategy.budget.cost(client, strategy.releases) == plan.charge(count + 1)
+    assert len({plan.charge(number) for number in (1, 2, 3)}) == 3
+
+
 @pytest.mark.parametrize("correlated", [None, BandedMF(), TreeNoise()])
 def test_it_works_under_a_users_own_start(correlated: CorrelatedNoise | None) -> None:
     class Own(CentralDP):
