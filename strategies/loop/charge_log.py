@@ -119,7 +119,7 @@ class ChargeLog:
         card = PrivacyCard(
             experiment_id=self._experiment.id,
             guarantee=self.earlier or guarantee(),
-            releases=self.releases,
+            releases=list(self.releases),
             described=self.described,
             forecast=self.forecast,
             heads=self._heads.shown(),

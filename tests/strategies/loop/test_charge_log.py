@@ -111,8 +111,11 @@ def test_the_card_states_the_epsilon_of_its_releases_however_they_came(tmp_path:
     later = books_of(tmp_path)
     later.load(charge_log.card(lambda: promise, accountant="gdp", final=False))
     assert check(later) == check(charge_log)
+    earlier = later.card(lambda: promise, accountant="gdp", final=False)
     later.charge(question("a", server_round=4), told())
     assert check(later) > check(charge_log)
+    # A card stays as it was, whatever is charged after it.
+    assert earlier.epsilon("gdp") == earlier.stated["gdp"] == check(charge_log)
 
 
 @pytest.mark.parametrize("earlier", [True, False])
