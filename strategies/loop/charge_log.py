@@ -74,10 +74,10 @@ class ChargeLog:
             clients = clients | self._experiment.asked.before(text_of(*name))
         # Under a user's own start a client is known once it has answered; what was lost before is
         # its own all the same.
-        said = {f"node-{node}": client for node, client in request_log.named.items()}
-        new = {address for address, client in said.items() if self.names.get(address) != client}
-        self.names |= said
-        if new and any(not new.isdisjoint(r.clients) for r in self.releases):
+        self.names |= {f"node-{node}": client for node, client in request_log.named.items()}
+        # Of all names: what broke off may be charged under an address that is known by then.
+        known_now = self.names.keys()
+        if known_now and any(not known_now.isdisjoint(r.clients) for r in self.releases):
             self.releases = [self._renamed(r) for r in self.releases]
         known = self._named(clients)
         silent = None if instruction.hidden else known - request_log.answered

@@ -70,7 +70,7 @@ class ServerLoop:
         self._strategy = strategy
         self._experiment = strategy.experiment
         if getattr(grid, "local", False):
-            self._experiment.simulate()
+            self._experiment.flush_nothing()
         self._charge_log = strategy.charge_log
         self._grid = grid
         self._rounds = rounds

@@ -103,7 +103,7 @@ class Experiment:
         metrics = None if self.card_dir is None else self.card_dir / METRICS
         return History(metrics, self._on_round)
 
-    def simulate(self) -> None:
+    def flush_nothing(self) -> None:
         """Do not wait for the disk: in a simulation a power cut takes the clients' ledgers, too."""
         self._durable = self.asked.durable = False
 

@@ -9,7 +9,7 @@ from flwr_privacy.accounting import Charge
 if TYPE_CHECKING:
     from .card import CardRelease
 
-__all__ = ["Counts", "Histories"]
+__all__ = ["Histories"]
 
 Counts = dict[Charge, int]
 """How often a client was charged for each kind of release."""
@@ -94,8 +94,7 @@ class Histories:
 
 def _alike(one: "CardRelease", other: "CardRelease") -> bool:
     """Tell whether two releases charge the same; who has answered makes no difference."""
-    same = one.clients is other.clients and one.charge is other.charge
-    return one is other or same
+    return one.clients is other.clients and one.charge is other.charge
 
 
 def _not_included(found: list[Counts]) -> list[Counts]:

@@ -20,6 +20,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from flwr_privacy.errors import (
+    DataError,
     EngineError,
     FlwrPrivacyError,
     InvalidParameterError,
@@ -81,7 +82,7 @@ def train(
     InvalidParameterError
         If a setting is not allowed, or a run's folder holds a run with other settings.
     DataError
-        If data is missing.
+        If data is missing, or what was kept of a seed is damaged.
     EngineError
         If a run fails for another reason than that its model is not finite any more.
     """
@@ -220,11 +221,15 @@ def _points(
 
 def _kept(path: Path, points: list[dict[str, Any]]) -> tuple[list[Values], float]:
     """Return the values of points, and the seconds of each, from a file."""
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    if kept["points"] != json.loads(json.dumps(points, default=float)):
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        of, values, seconds = (kept[key] for key in ("points", "values", "seconds"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: no values of a seed ({error!r}); remove it") from error
+    if of != json.loads(json.dumps(points, default=float)):
         allowed = f"another folder: {path.name} has other settings"
         raise InvalidParameterError("--out", str(path.parent), allowed)
-    return kept["values"], kept["seconds"]
+    return values, seconds
 
 
 def _check(planned: Iterable[Settings]) -> None:

@@ -88,6 +88,19 @@ def test_a_node_without_a_name_is_charged_under_the_one_that_it_says_later(tmp_p
     assert charged(charge_log) == [(1, ONE, ("a",)), (2, ONE, ("a",))]
 
 
+def test_what_broke_off_under_an_address_that_is_known_by_then_is_its_clients(
+    tmp_path: Path,
+) -> None:
+    books_of(tmp_path).note(question("", node=9), told())
+    charge_log, heard = books_of(tmp_path), question("", server_round=2, node=9)
+    heard.named[9] = "a"
+    heard.answered.add("a")
+    charge_log.charge(heard, told())
+    charge_log.charge_broken_off()
+    charge_log.charge(question("b", server_round=3), told())
+    assert charged(charge_log)[:2] == [(2, ONE, ("a",)), (1, ONE, ("a",))]
+
+
 def test_the_card_states_the_epsilon_of_its_releases_however_they_came(tmp_path: Path) -> None:
     promise = Guarantee(
         scheme="udp", protects="a client", adversary="the server", epsilon=8.0, delta=1e-5

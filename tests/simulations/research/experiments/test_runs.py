@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from experiment_files import INLINE
 
-from flwr_privacy.errors import EngineError, InvalidParameterError
+from flwr_privacy.errors import DataError, EngineError, InvalidParameterError
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments import runs as experiment_runs
 from flwr_privacy.simulations.research.experiments.curves import TrainedRun, diverged
@@ -81,6 +81,9 @@ def test_what_a_function_comes_to_is_kept_for_each_seed(
     assert computed == [0, 1, 2]
     with pytest.raises(InvalidParameterError, match=r"seed-0\.json has other settings"):
         values([0], step=0.25)
+    (tmp_path / "out" / "seed-0.json").write_text('{"points": []}')
+    with pytest.raises(DataError, match=r"seed-0\.json: no values of a seed"):
+        values([0])
 
 
 def test_curves_are_trained_once_and_drawn(
