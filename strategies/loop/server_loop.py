@@ -20,6 +20,7 @@ from flwr_privacy.privacy.card import PrivacyCard
 from flwr_privacy.privacy.card.folder import CARD_PAGE
 from flwr_privacy.privacy.trained_count import TrainedCount
 from flwr_privacy.strategies.options.round_logger import numbers_of
+from flwr_privacy.strategies.requests.pulling import is_local
 from flwr_privacy.strategies.state.ending import ending, next_commands, trained_rounds
 from flwr_privacy.strategies.state.experiment import SchemeResult, to_record
 from flwr_privacy.strategies.state.history import log, plain
@@ -69,7 +70,7 @@ class ServerLoop:
     ) -> None:
         self._strategy = strategy
         self._experiment = strategy.experiment
-        if getattr(grid, "local", False):
+        if is_local(grid):
             self._experiment.flush_nothing()
         self._charge_log = strategy.charge_log
         self._grid = grid

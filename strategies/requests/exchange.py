@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from .pulling import announced, let_go, pull
+from .pulling import announced, is_local, let_go, pull
 from .request_log import RequestLog
 
 __all__ = ["exchange", "persistent_exchange"]
@@ -89,7 +89,7 @@ def exchange(
     def over() -> bool:
         return time.monotonic() - began > deadline
 
-    local = getattr(grid, "local", False)  # its clients work while it is looked at
+    local = is_local(grid)  # its clients work while it is looked at
     last_look = False
     try:
         while awaited() and not enough() and not (last_look or (local and over())):

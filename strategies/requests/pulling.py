@@ -13,7 +13,7 @@ import httpx
 from flwr.app import Error, Message, MessageType, Metadata
 from flwr.serverapp import Grid
 
-__all__ = ["IMPOSTOR_CODE", "MALFORMED_CODE", "announced", "let_go", "pull"]
+__all__ = ["IMPOSTOR_CODE", "MALFORMED_CODE", "announced", "is_local", "let_go", "pull"]
 
 logger = logging.getLogger("flwr.privacy")
 
@@ -25,6 +25,11 @@ _LOST_CODE = 3
 
 IMPOSTOR_CODE = 1004
 """Code with which it stands in for a reply in another node's name."""
+
+
+def is_local(grid: Grid) -> bool:
+    """Tell whether replies of a grid are made by this process and its workers, as inline."""
+    return bool(getattr(grid, "local", False))
 
 
 def pull(grid: Grid, message_id: str, node: int, largest: int) -> list[Message]:
@@ -46,7 +51,7 @@ def pull(grid: Grid, message_id: str, node: int, largest: int) -> list[Message]:
     OSError, httpx.HTTPError
         If the SuperLink cannot be reached. Every other exception is the node's doing.
     """
-    if getattr(grid, "local", False):  # an exception is a defect of that engine, not of a node
+    if is_local(grid):  # an exception is a defect of that engine, not of a node
         return [_of_node(reply, message_id, node) for reply in grid.pull_messages([message_id])]
     superlink = _superlink_of(grid)
     try:

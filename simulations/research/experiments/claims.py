@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
-from .curves import COSTS, MEASURES, METRICS, TrainedRun
+from .curves import COSTS, MEASURES, METRICS, TREE_COSTS, TrainedRun
 
 __all__ = ["KINDS", "Claim", "Target"]
 
@@ -15,6 +15,7 @@ KINDS = ("better", "worse", "ordered", "close", "trains", "collapses", "dips")
 _PLACES = ("last", "best", "mean_last_5")
 _ALONE = ("trains", "collapses", "dips")  # of one side
 _OTHERS = ("distance", "best_x")
+_COSTS = (*COSTS, *TREE_COSTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,8 @@ class Claim:
         compared each with the other curve's at the same value; ``label @ 4`` is one point, and
         ``label @ end`` the last one.
     metric : str, default "accuracy"
-        ``accuracy``, ``loss``; ``rounds``, ``bits``, ``uploads`` until `target`, or in all;
+        ``accuracy``, ``loss``; ``rounds``, ``bits``, ``uploads``, ``seconds``, and of M2FDP
+        ``energy`` and ``delay``, until `target`, or in all;
         ``distance`` of the final model from the one of the curve `reference`, relative to its norm;
         over a sweep also ``best_x``, where a curve has the least loss (the less, the better); of
         a function what it has, as its ``value`` (the more, the better).
@@ -111,13 +113,13 @@ class Claim:
 
     def __post_init__(self) -> None:
         name = f"claim {self.id}"
-        check_choice(f"{name}: metric", self.metric, (*METRICS, *COSTS, *_OTHERS, *MEASURES))
+        check_choice(f"{name}: metric", self.metric, (*METRICS, *_COSTS, *_OTHERS, *MEASURES))
         if isinstance(self.at, str):
             check_choice(f"{name}: at", self.at, _PLACES)
         else:
             check_integer(f"{name}: at", self.at, minimum=0)
-        if self.target is not None and self.metric not in COSTS:
-            allowed = "a target for rounds, bits, uploads and seconds only"
+        if self.target is not None and self.metric not in _COSTS:
+            allowed = f"a target for {', '.join(_COSTS)} only"
             raise InvalidParameterError(f"{name}: target", self.target, allowed)
         if (self.metric == "distance" or self.kind in ("trains", "collapses")) == (
             not self.reference
@@ -179,7 +181,7 @@ class Claim:
             return f"distance from {self.reference}"
         if self.metric == "best_x":
             return "where the loss is least"
-        if self.metric in (*COSTS, *MEASURES):
+        if self.metric in (*_COSTS, *MEASURES):
             return self.metric
         return f"{self.metric}, {f'round {self.at}' if isinstance(self.at, int) else self.at}"
 

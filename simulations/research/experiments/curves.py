@@ -16,6 +16,7 @@ __all__ = [
     "MEASURES",
     "METRICS",
     "SHOWN",
+    "TREE_COSTS",
     "Searched",
     "TrainedRun",
     "diverged",
@@ -24,8 +25,10 @@ __all__ = [
 
 METRICS = ("accuracy", "loss")
 COSTS = ("rounds", "bits", "uploads", "seconds")
-MEASURES = ("value", "jitter", "energy", "delay", "steps", "secure", "insecure")
-"""What functions alone have, beside some of `METRICS`."""
+TREE_COSTS = {"energy": "energy_j", "delay": "delay_s"}
+"""Costs of a tree, which functions have and trainings of M2FDP, and their names in a round."""
+MEASURES = ("value", "jitter", "steps", "secure", "insecure")
+"""What functions alone have, beside some of `METRICS` and `TREE_COSTS`."""
 END = "end"
 """Names the last point of a curve, whatever its place: ``label @ end``."""
 SHOWN = (*METRICS, "rounds", "planned")
@@ -69,9 +72,10 @@ class TrainedRun:
         By round, from round 0 (before training): ``accuracy`` and ``loss`` on the test records;
         ``planned``, the rounds that were planned; ``epsilon``, spent by who had spent most; the
         costs up to then, ``rounds``, ``bits`` (uplink bits per value of the model and drawn
-        client), ``uploads`` (answers of clients in all exchanges) and ``seconds`` (of the virtual
-        clock). A run that diverged ends with its last finite loss. A point of a function has one
-        number for each of its measures.
+        client), ``uploads`` (answers of clients in all exchanges), ``seconds`` (of the virtual
+        clock) and, of M2FDP, ``energy`` in joules and ``delay`` in seconds. A run that diverged
+        ends with its last finite loss. A point of a function has one number for each of its
+        measures.
     diverged : bool
         Whether the model was not finite at some time.
     model : Path
@@ -116,7 +120,8 @@ class TrainedRun:
         values: dict[str, list[float]] = {
             name: [] for name in (*METRICS, *COSTS, "planned", "epsilon")
         }
-        uploads = 0
+        of_tree = TREE_COSTS if settings.scheme == "m2fdp" else {}
+        uploads, spent = 0, dict.fromkeys(of_tree, 0.0)
         for line in lines:
             if _broken(line):
                 break
@@ -131,6 +136,9 @@ class TrainedRun:
             own = line.get("scheme") or {}
             values["planned"].append(own.get("T", settings.rounds))
             values["epsilon"].append(own.get("epsilon", 0.0))
+            for cost, name in of_tree.items():
+                spent[cost] += own.get(name, 0.0)  # round 0 has none
+                values.setdefault(cost, []).append(spent[cost])
             for metric in METRICS:
                 value = score(line, metric)
                 values[metric].append(math.nan if value is None else value)

@@ -29,7 +29,7 @@ from flwr_privacy.errors import InvalidParameterError, check_choice, check_numbe
 from flwr_privacy.simulations.settings.run_settings import Settings, flat_table
 
 from .claims import Claim, Target
-from .curves import END, MEASURES, SHOWN, point
+from .curves import END, MEASURES, SHOWN, TREE_COSTS, point
 from .functions import FUNCTIONS
 
 __all__ = [
@@ -243,13 +243,22 @@ class ExperimentDescription:
         if self.function and claim.metric not in self._measured:
             allowed = " or ".join(self._measured)
             raise InvalidParameterError(f"{name}: metric", claim.metric, allowed)
+        if self.function and claim.target is not None:
+            raise InvalidParameterError(f"{name}: target", claim.target, "one of trainings only")
         if not self.function and claim.metric in MEASURES:
             raise InvalidParameterError(f"{name}: metric", claim.metric, "it for a function only")
+        if not self.function and claim.metric in TREE_COSTS and self._schemes != {"m2fdp"}:
+            raise InvalidParameterError(f"{name}: metric", claim.metric, "it for M2FDP only")
         if self.sweep is None and claim.metric == "best_x":
             raise InvalidParameterError(f"{name}: metric", "best_x", "it over a sweep only")
         if self.sweep is not None and claim.metric == "distance":
             allowed = "anything else: a sweep has no one model to be near to"
             raise InvalidParameterError(f"{name}: metric", "distance", allowed)
+
+    @property
+    def _schemes(self) -> set[str]:
+        """Schemes of all curves."""
+        return {{**self.base, **curve.settings}.get("scheme", "") for curve in self.curves}
 
     @property
     def _measured(self) -> Sequence[str]:

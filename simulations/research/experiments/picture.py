@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flwr_privacy.simulations.reports.figures import LOG_SPAN, Style
 from flwr_privacy.simulations.reports.style import drawing
 
-from .curves import MEASURES, TrainedRun
+from .curves import MEASURES, TREE_COSTS, TrainedRun
 from .description import ExperimentDescription, Sweep
 from .functions import FUNCTIONS
 
@@ -59,7 +59,7 @@ def draw(chosen: ExperimentDescription, runs: Sequence[TrainedRun], *, size: str
                 _over_rounds(axes, chosen, runs, x, metric)
         else:
             _over_setting(row[0], chosen, runs, chosen.sweep, metric)
-        if metric in ("loss", *MEASURES):
+        if metric in ("loss", *TREE_COSTS, *MEASURES):
             _log_where_wide(row[0], LOG_SPAN if chosen.sweep is None else WIDE)
         for axes in row:
             axes.autoscale_view()

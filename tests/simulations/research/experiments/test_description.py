@@ -115,6 +115,7 @@ def test_the_papers_size_goes_over_what_the_curves_share(
         ),
         ("better =", "at_x = [1]\nbetter =", "claim S1: at_x = "),
         ("better =", 'metric = "value"\nbetter =', "claim S1: metric = 'value'"),
+        ("better =", 'metric = "energy"\nbetter =', "claim S1: metric = 'energy'.* M2FDP only"),
         ("better =", 'metric = "best_x"\nbetter =', "claim S1: metric = 'best_x'"),
         ('better = ["Large step", "Small step"]', 'dips = ["Large step"]', "claim S1: dips = "),
         ("better =", 'metric = "distance"\nbetter =', "claim S1: reference = ''"),

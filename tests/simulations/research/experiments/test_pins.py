@@ -46,6 +46,12 @@ PINNED: dict[str, tuple[str, ...]] = {
     "mspdq-ldp": (*DRAWS, *BUDGET, "smallest_data", "exposures", "law", "clip", "downlink"),
     "mspdq-jopeq": (*DRAWS, "epsilon", "bits"),
     "mspdq-plain": (*DRAWS, "bits"),
+    "m2fdp": (
+        *("unit", *BUDGET, "sampling_rate", "clean_events", "edge_noise"),
+        *("release_steps", "fanouts", "steps", "events", "step_rule"),
+        *("min_children", "total_steps", "max_steps", "weights", "normalise", "nu"),
+        "active_tiers",
+    ),
     "acfl": (
         *("noise", *BUDGET, "mi_epsilon", "sigma1_sq", "sigma2_sq", "split", "alpha"),
         *("predictable", "encoding", "symmetric_noise", "symmetrize", "schedule"),
@@ -139,6 +145,7 @@ def left_out(
     has = {*values_of(strategy), *SETTLED}
     has -= {name for name, (other, values) in USED.items() if given.get(other) not in values}
     has -= {"mixing_rounds"} if "tolerance" in given else set()
+    has -= set() if given.get("p") else {"min_children"}  # of secure nodes, if there are any
     return {name for name in named if name in has and name not in given}
 
 

@@ -13,6 +13,7 @@ from experiment_files import INLINE
 from flwr_privacy.errors import DataError, EngineError, InvalidParameterError
 from flwr_privacy.simulations.research.experiments import description as experiments
 from flwr_privacy.simulations.research.experiments import runs as experiment_runs
+from flwr_privacy.simulations.research.experiments.claims import Target
 from flwr_privacy.simulations.research.experiments.curves import TrainedRun, diverged
 from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
 from flwr_privacy.simulations.research.experiments.picture import draw
@@ -208,6 +209,25 @@ def test_a_run_that_plans_fewer_rounds_keeps_its_last_model_in_the_picture(
     # One that diverged ends the line where it ends.
     broken = [replace(runs[0], diverged=True), runs[1]]
     assert len(draw(chosen, broken, size="small").axes[0].lines[0].get_xdata()) == 3
+
+
+@pytest.mark.parametrize(("scheme", "known"), [("m2fdp", True), ("fedavg", False)])
+def test_energy_and_delay_are_those_of_all_rounds_of_a_tree(
+    steps: experiments.ExperimentDescription, tmp_path: Path, scheme: str, known: bool
+) -> None:
+    settings = steps.settings(steps.curves[0], seed=0).with_values({"scheme": scheme})
+    folder = RunFolder.create(tmp_path / "run", settings, engine="inline", nodes=3)
+    folder.append({"round": 0, "server": {"loss": 2.0, "accuracy": 0.1}})
+    for number, accuracy in enumerate((0.3, 0.5), start=1):
+        scores = {"loss": 1.0, "accuracy": accuracy}
+        own = {"energy_j": 1.5 * number, "delay_s": 4.0} if known else {}
+        folder.append({"round": number, "server": scores, "scheme": own, "bytes_up": 8})
+    run = TrainedRun.of(folder, curve="Large step", seed=0)
+    assert {"energy", "delay"} <= set(run.values) if known else "energy" not in run.values
+    if known:
+        assert (run.values["energy"], run.values["delay"]) == ([0, 1.5, 4.5], [0, 4, 8])
+        assert Target(metric="accuracy", value=0.4).cost(run, "energy") == 4.5
+        assert Target(metric="accuracy", value=0.2).cost(run, "delay") == 4
 
 
 @pytest.mark.parametrize(
