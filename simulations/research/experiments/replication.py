@@ -77,11 +77,13 @@ def collect(runs: Path, results: Path) -> list[str]:
         table = read_summary(path)
         name = f"{table['experiment'].rpartition('/')[2]}{'-full' * table['full']}.json"
         place = results / paper_of(table["experiment"]) / name
-        if place.exists():
-            kept = read_summary(place)
-            if kept["rule"] == PAIRED and len(kept["seeds"]) > len(table["seeds"]):
-                left.append(f"{path}: {place} has more seeds")
-                continue
+        larger = place.with_name(f"{place.stem}-full.json")
+        if _seeds(place) > len(table["seeds"]):
+            left.append(f"{path}: {place} has more seeds")
+            continue
+        if not table["full"] and larger.exists() and _seeds(larger) >= len(table["seeds"]):
+            left.append(f"{path}: {larger} is at the paper's size, with no fewer seeds")
+            continue
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, summary_text(table))
         _keep_picture(path.with_name(PICTURE), _picture_of(place))
@@ -94,7 +96,9 @@ def collect(runs: Path, results: Path) -> list[str]:
 
 
 def _seeds(place: Path) -> int:
-    """Return the number of seeds behind a paired test; 0 of results by an older rule."""
+    """Return the number of seeds behind a paired test; 0 without, or of an older rule."""
+    if not place.exists():
+        return 0
     kept = read_summary(place)
     return len(kept["seeds"]) if kept["rule"] == PAIRED else 0
 

@@ -243,17 +243,20 @@ def test_results_at_the_papers_size_take_the_place_of_smaller_ones(tmp_path: Pat
     docs, runs = tmp_path / "docs", tmp_path / "runs"
     place = docs / "replication" / "results" / "a"
 
-    def write(*, full: bool, seeds: int) -> None:
+    def write(*, full: bool, seeds: int) -> list[str]:
         folder = runs / f"one{'-full' * full}"
         folder.mkdir(parents=True, exist_ok=True)
         table = results("a/one", [claim(0.5)], seeds=[*range(seeds)], full=full)
         (folder / "replication.json").write_text(summary_text(table))
-        replication(runs, docs)
+        return replication(runs, docs)[1]
 
-    write(full=False, seeds=10)
-    write(full=True, seeds=5)  # the smaller ones have more seeds
+    assert write(full=False, seeds=10) == []
+    assert write(full=True, seeds=5) == []  # the smaller ones have more seeds
     assert {path.name for path in place.glob("*.json")} == {"one.json", "one-full.json"}
-    write(full=True, seeds=10)
+    assert write(full=True, seeds=10) == []
+    assert {path.name for path in place.glob("*.json")} == {"one-full.json"}
+    (left,) = write(full=False, seeds=10)
+    assert left.endswith("one-full.json is at the paper's size, with no fewer seeds")
     assert {path.name for path in place.glob("*.json")} == {"one-full.json"}
 
 
