@@ -76,7 +76,7 @@ class Claim:
     target : Target, optional
         For costs.
     at_x : tuple of float, default ()
-        The values of the sweep at which curves are compared; by default all.
+        The values of the sweep at which curves are compared, some of each size's; by default all.
     margin : float, default 0
         By how much the first has to be better.
     within : float, default 0

@@ -222,17 +222,16 @@ class ExperimentDescription:
             labels = [curve.label for curve in self.curves]
             raise InvalidParameterError("curve.label", labels, "labels that differ, one at least")
         labels = [curve.label for curve in self.curves]
-        known = [*labels]
-        xs = []  # those of both sizes
-        if self.sweep is not None:
-            xs = [x for x in self.sweep.of(full=False) if x in self.sweep.of(full=True)]
-            known += [f"{label} @ {END}" for label in labels]
-        known += [point(label, x) for x in xs for label in labels]
+        sizes = [self.xs(full=full) for full in (False, True)]
+        known = [*labels, *(f"{label} @ {END}" for label in labels if self.sweep is not None)]
+        known += [point(label, x) for x in sizes[0] if x in sizes[1] for label in labels]
         for claim in self.claims:
             for label in claim.labels:
                 check_choice(f"claim {claim.id}", label, known)
-            if not {*claim.at_x} <= {*xs}:
-                raise InvalidParameterError(f"claim {claim.id}: at_x", claim.at_x, f"some of {xs}")
+            of_each = all({*claim.at_x} & {*xs} for xs in sizes)
+            if claim.at_x and not (of_each and {*claim.at_x} <= {*sizes[0], *sizes[1]}):
+                allowed = f"some of {sizes[0]}, and at the paper's size some of {sizes[1]}"
+                raise InvalidParameterError(f"claim {claim.id}: at_x", claim.at_x, allowed)
             self._check_kind(claim)
 
     def _check_kind(self, claim: Claim) -> None:

@@ -83,6 +83,8 @@ def test_a_sweep_trains_each_setting_once(
         ("rounds @ 0.1", "rounds @ 0.2", "claim S1 = 'Two rounds @ 0.2'"),
         ("rounds @ 0.1", "rounds @ 1", "claim S1 = 'Two rounds @ 1'"),  # not at the paper's size
         ("ordered", "at_x = [3]\nordered", "claim S1: at_x = .3"),
+        ("ordered", "at_x = [0.1, 3]\nordered", "claim S1: at_x = .0.1, 3"),
+        ("ordered", "at_x = [1]\nordered", r"at the paper's size some of \(0.001, 0.1\)"),
         ('metric = "loss"', 'metric = "distance"\nreference = "Best"', "no one model"),
         ("[[claim]]", "[[target]]\nloss = 1.0\n\n[[claim]]", "target = .*none over a sweep"),
         ('"rounds"]', '"value"]', "metrics = 'value'"),
@@ -95,6 +97,12 @@ def test_a_bad_sweep_is_refused_by_name(tmp_path: Path, old: str, new: str, text
     path.write_text(SWEEP.replace(old, new, 1))
     with pytest.raises(InvalidParameterError, match=text):
         experiments.read(path, "papers/bad")
+
+
+def test_a_claim_may_be_about_places_of_one_size_beside_those_of_both(tmp_path: Path) -> None:
+    path = tmp_path / "both.toml"
+    path.write_text(SWEEP.replace("ordered", "at_x = [0.1, 1]\nordered", 1))
+    assert experiments.read(path, "papers/both").claims[0].at_x == (0.1, 1)
 
 
 def swept(label: str, rows: Mapping[float, Sequence[float]], **more: Any) -> list[TrainedRun]:
