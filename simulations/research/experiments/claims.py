@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_integer, check_number
 
-from .curves import COSTS, MEASURES, METRICS, TREE_COSTS, TrainedRun
+from .curves import COSTS, MEASURES, METRICS, TrainedRun
 
 __all__ = ["KINDS", "Claim", "Target"]
 
@@ -15,7 +15,6 @@ KINDS = ("better", "worse", "ordered", "close", "trains", "collapses", "dips")
 _PLACES = ("last", "best", "mean_last_5")
 _ALONE = ("trains", "collapses", "dips")  # of one side
 _OTHERS = ("distance", "best_x")
-_COSTS = (*COSTS, *TREE_COSTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +112,13 @@ class Claim:
 
     def __post_init__(self) -> None:
         name = f"claim {self.id}"
-        check_choice(f"{name}: metric", self.metric, (*METRICS, *_COSTS, *_OTHERS, *MEASURES))
+        check_choice(f"{name}: metric", self.metric, (*METRICS, *COSTS, *_OTHERS, *MEASURES))
         if isinstance(self.at, str):
             check_choice(f"{name}: at", self.at, _PLACES)
         else:
             check_integer(f"{name}: at", self.at, minimum=0)
-        if self.target is not None and self.metric not in _COSTS:
-            allowed = f"a target for {', '.join(_COSTS)} only"
+        if self.target is not None and self.metric not in COSTS:
+            allowed = f"a target for {', '.join(COSTS)} only"
             raise InvalidParameterError(f"{name}: target", self.target, allowed)
         if (self.metric == "distance" or self.kind in ("trains", "collapses")) == (
             not self.reference
@@ -181,7 +180,7 @@ class Claim:
             return f"distance from {self.reference}"
         if self.metric == "best_x":
             return "where the loss is least"
-        if self.metric in (*_COSTS, *MEASURES):
+        if self.metric in (*COSTS, *MEASURES):
             return self.metric
         return f"{self.metric}, {f'round {self.at}' if isinstance(self.at, int) else self.at}"
 

@@ -24,9 +24,10 @@ __all__ = [
 ]
 
 METRICS = ("accuracy", "loss")
-COSTS = ("rounds", "bits", "uploads", "seconds")
+_USUAL_COSTS = ("rounds", "bits", "uploads", "seconds")
 TREE_COSTS = {"energy": "energy_j", "delay": "delay_s"}
 """Costs of a tree, which functions have and trainings of M2FDP, and their names in a round."""
+COSTS = (*_USUAL_COSTS, *TREE_COSTS)
 MEASURES = ("value", "jitter", "steps", "secure", "insecure")
 """What functions alone have, beside some of `METRICS` and `TREE_COSTS`."""
 END = "end"
@@ -118,7 +119,7 @@ class TrainedRun:
         drawn = settings.per_round or settings.clients or int(folder.summary["nodes"])
         size = _model_size(settings.task)
         values: dict[str, list[float]] = {
-            name: [] for name in (*METRICS, *COSTS, "planned", "epsilon")
+            name: [] for name in (*METRICS, *_USUAL_COSTS, "planned", "epsilon")
         }
         of_tree = TREE_COSTS if settings.scheme == "m2fdp" else {}
         uploads, spent = 0, dict.fromkeys(of_tree, 0.0)
@@ -137,7 +138,7 @@ class TrainedRun:
             values["planned"].append(own.get("T", settings.rounds))
             values["epsilon"].append(own.get("epsilon", 0.0))
             for cost, name in of_tree.items():
-                spent[cost] += own.get(name, 0.0)  # round 0 has none
+                spent[cost] += own[name] if line["round"] > 0 else 0.0
                 values.setdefault(cost, []).append(spent[cost])
             for metric in METRICS:
                 value = score(line, metric)

@@ -22,7 +22,7 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.reports.comparison.spread import mean_and_error
 
 from .claims import Claim
-from .curves import COSTS, END, TREE_COSTS, TrainedRun, point
+from .curves import COSTS, END, TrainedRun, point
 from .significance import ALPHA, PValues, all_of, any_of, exact_p_values, paired_p_values
 
 __all__ = ["VERDICTS", "CheckedClaim", "Comparison", "check_claim", "verdict_of"]
@@ -259,7 +259,7 @@ def _value(claim: Claim, metric: str, run: TrainedRun, reference: TrainedRun | N
         assert reference is not None  # checked when the claim was read
         return math.inf if reference.diverged else _distance(run, reference)
     values = run.values[metric]
-    if metric in (*COSTS, *TREE_COSTS):
+    if metric in COSTS:
         return values[-1]
     if isinstance(claim.at, int):
         if claim.at >= len(values):

@@ -134,6 +134,15 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, old: str, new: str, text:
         experiments.read(path, "papers/bad")
 
 
+def test_a_function_has_no_rounds_in_which_a_level_is_reached(tmp_path: Path) -> None:
+    found = experiments.RESEARCH / "m2fdp" / "figures" / "figure6.toml"
+    path = tmp_path / "bad.toml"
+    target = 'metric = "energy"\ntarget = { accuracy = 0.5 }'
+    path.write_text(found.read_text().replace('metric = "energy"', target, 1))
+    with pytest.raises(InvalidParameterError, match=r"claim Fig6-e5: target = .*trainings only"):
+        experiments.read(path, "papers/bad")
+
+
 @pytest.mark.parametrize("seeds", ["", "0,,1", "0,0", "-1", "one"])
 def test_bad_seeds_are_refused(seeds: str) -> None:
     with pytest.raises(InvalidParameterError, match=r"--seeds = .*whole numbers that differ"):

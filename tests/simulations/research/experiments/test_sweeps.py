@@ -136,6 +136,7 @@ FLAT = {x: [0.3, 0.5, 0.4, 0.5, 0.3] for x in (1.0, 2.0, 3.0, 4.0)}
         # A curve's name stands for all of its points.
         ([VALLEY, SLOPE], {"better": ["b", "a"], "metric": "loss"}, NO),
         ([VALLEY, SLOPE], {"better": ["b", "a"], "metric": "loss", "at_x": [4]}, YES),
+        ([VALLEY, SLOPE], {"better": ["b", "a"], "metric": "loss", "at_x": [4, 9]}, YES),
         ([VALLEY, SLOPE], {"better": ["b @ 4", "a"], "metric": "loss"}, YES),
         ([VALLEY, SLOPE], {"better": ["b", "a @ 4"], "metric": "loss"}, YES),
         ([VALLEY], {"better": ["a @ 3", "a @ 4"], "metric": "loss"}, YES),
