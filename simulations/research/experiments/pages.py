@@ -39,8 +39,11 @@ class Paper:
     pictures : Sequence of str
         Pictures, from ``docs/``.
     missing : Sequence of Mapping
-        Figures without a verdict: the ``figure``, and ``why``. The file may name ``experiments``:
-        once one of them has results, the figure is left out.
+        Figures without a verdict: the ``figure``, and ``why``.
+    estimates : Mapping of str to Mapping
+        By experiment without the scheme: the ``hours`` of one core that five seeds take at the
+        paper's size, and how many ``times`` the records are then trained on. They are left out once
+        there are results at that size.
     notes : Sequence of Mapping
         Sentences for the parts on how each was made: the ``experiments``, by their names without
         the scheme, and the ``text``. With ``smaller`` it is left out once all of them have results
@@ -58,6 +61,7 @@ class Paper:
     scheme: str
     pictures: Sequence[str]
     missing: Sequence[Mapping[str, str]]
+    estimates: Mapping[str, Mapping[str, float]]
     notes: Sequence[Mapping[str, Any]]
     summaries: Sequence[Mapping[str, Any]]
     drawn: Collection[str] = ()
@@ -175,6 +179,8 @@ def paper_page(paper: Paper) -> str:
     for name, tables in by_name.items():
         parts += [f"### {_stem(name)}\n", f"{tables[0]['title']} (`{_description(name)}`).\n"]
         parts += [_made(table) for table in tables]
+        if _stem(name) in paper.estimates and not any(table["full"] for table in tables):
+            parts.append(_not_run(name, **paper.estimates[_stem(name)]))
         parts += [
             f"- {note['text'].strip()}"
             for note in paper.notes
@@ -280,6 +286,16 @@ def _made(table: Mapping[str, Any]) -> str:
     if table["differences"]:
         text += f" Smaller: {'; '.join(table['differences'])}."
     return text
+
+
+def _not_run(name: str, hours: float, times: float | None = None) -> str:
+    """Return an item of a list: what the size that was not run takes."""
+    command = f"python -m flwr_privacy.simulations.research.machine_hours {name} --data-root DATA"
+    records = f", which train on {times:g} times the records" if times else ""
+    return (
+        f"- Not run with `--full`: about {hours:g} hours of one core for five seeds{records} "
+        f"(`{command}`)."
+    )
 
 
 def _file(table: Mapping[str, Any]) -> str:

@@ -2,9 +2,10 @@
 
 The results are files in ``docs/replication/results/<paper>/``: one small file for each experiment
 and size (`flwr_privacy.simulations.research.experiments.summary`), and ``paper.toml``, which people
-write: what the verdicts mean for a user, which figures have none, and what else there is to know of
-an experiment's numbers. The pages are made from that folder alone, and from the pictures of
-``docs/replication/pictures/``, which come with the results.
+write: what the verdicts mean for a user, which figures have none, what those that were not run at
+the paper's size would take, and what else there is to know of an experiment's numbers. The pages
+are made from that folder alone, and from the pictures of ``docs/replication/pictures/``, which come
+with the results.
 """
 
 import re
@@ -139,7 +140,7 @@ def _paper(folder: Path) -> tuple[Paper, int]:
         folder.glob("*.json"), key=lambda path: _natural(path.stem.removesuffix("-full"))
     )
     tables = sorted((read_summary(path) for path in files), key=lambda table: not of_paper(table))
-    usual = {**_KEYS, **dict.fromkeys(_LISTS, ())}
+    usual = {**_KEYS, **dict.fromkeys(_LISTS, ()), "estimates": {}}
     own = _toml(folder / PAPER)
     if unknown := set(own) - set(usual):
         raise DataError(f"{folder / PAPER}: unknown keys {', '.join(sorted(unknown))}")
@@ -148,16 +149,9 @@ def _paper(folder: Path) -> tuple[Paper, int]:
     values["short"] = values["short"] or folder.name
     drawn = frozenset(path.stem for path in files if _picture_of(path).exists())
     names = {path.stem for path in files}
-    values["missing"] = [one for one in values["missing"] if not _has_results(one, names)]
     values["notes"] = [one for one in values["notes"] if not _is_outdated(one, names)]
     order = values.pop("order")
     return Paper(name=folder.name, summaries=tables, drawn=drawn, **values), order
-
-
-def _has_results(figure: Mapping[str, Any], names: set[str]) -> bool:
-    """Tell whether an experiment describes a figure that was without a verdict, and has run."""
-    described = figure.get("experiments", ())
-    return any(names.intersection((name, f"{name}-full")) for name in described)
 
 
 def _is_outdated(note: Mapping[str, Any], names: set[str]) -> bool:

@@ -283,14 +283,13 @@ def test_a_picture_comes_and_goes_with_its_results(tmp_path: Path) -> None:
     assert "![A title]" not in page.read_text()
 
 
-def test_what_was_missing_or_smaller_is_left_out_once_it_has_run(tmp_path: Path) -> None:
+def test_what_is_smaller_is_left_out_once_it_has_run_at_the_papers_size(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "paper.toml").write_text(
         """
-[[missing]]
-figure = "Figure 7"
-experiments = ["seven", "other"]
-why = "nobody ran it."
+[estimates]
+one = { hours = 0.5, times = 49 }
+seven = { hours = 2 }
 
 [[notes]]
 experiments = ["one"]
@@ -303,14 +302,14 @@ text = "Always there."
 """
     )
     one, seven = (results(f"a/{name}", [claim(0.5)]) for name in ("one", "seven"))
-    text = page(tmp_path, one)
-    assert "nobody ran it" in text
+    text = page(tmp_path, one, seven)
     assert "Smaller than" in text
     assert "Always there" in text
-    text = page(tmp_path, one, seven)
-    assert "nobody ran it" not in text
-    assert "Smaller than" in text
+    assert "about 0.5 hours of one core for five seeds, which train on 49 times" in text
+    assert "machine_hours a/one" in text
     (tmp_path / "a" / "one-full.json").write_text(summary_text({**one, "full": True}))
     text = pages(tmp_path)["replication/a.md"]
     assert "Smaller than" not in text
     assert "Always there" in text
+    assert "machine_hours a/one" not in text
+    assert "about 2 hours" in text
