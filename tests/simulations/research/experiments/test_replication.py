@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,13 @@ def test_kept_results_are_of_the_claims_that_there_are(path: Path) -> None:
         for one in table["claims"]:
             for pair in one["comparisons"]:
                 assert len(pair["differences"]) == len(table["seeds"])
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/paper.toml")), ids=lambda p: p.parent.name)
+def test_estimates_are_of_experiments_that_ran_smaller_only(path: Path) -> None:
+    for name in tomllib.loads(path.read_text(encoding="utf-8")).get("estimates", {}):
+        assert path.with_name(f"{name}.json").exists(), name
+        assert not path.with_name(f"{name}-full.json").exists(), name
 
 
 @pytest.mark.parametrize("name", ["acfl/figure1", "fedvs/conventions", "udp/figure2"])
