@@ -111,12 +111,12 @@ NUMBERS = [
     *(
         ("udp/shared-noise", f"{kind}, records | {epsilon}", number)
         for kind, numbers in (
-            ("shared", {1: 0.787, 4: 0.858, 8: 0.864}),
-            ("local", {1: 0.487, 4: 0.753, 8: 0.832}),
+            ("shared", {1: 0.773, 4: 0.856, 8: 0.862}),
+            ("local", {1: 0.438, 4: 0.782, 8: 0.839}),
         )
         for epsilon, number in numbers.items()
     ),
-    ("udp/shared-noise", "shared, users | 8", 0.647),
+    ("udp/shared-noise", "shared, users | 8", 0.644),
     *(
         ("central-dp/choose-epsilon", f"{curve} | {epsilon}", number)
         for curve, numbers in (
@@ -126,11 +126,11 @@ NUMBERS = [
         )
         for epsilon, number in numbers.items()
     ),
-    ("central-dp/less-noise", "server, fixed", 0.519),
-    ("central-dp/less-noise", "server, balanced", 0.671),
-    ("central-dp/less-noise", "server, banded", 0.791),
-    ("central-dp/committee", "committee, banded", 0.816),
-    ("central-dp/committee", "shares, independent", 0.521),
+    ("central-dp/less-noise", "server, fixed", 0.521),
+    ("central-dp/less-noise", "server, balanced", 0.700),
+    ("central-dp/less-noise", "server, banded", 0.843),
+    ("central-dp/committee", "committee, banded", 0.758),
+    ("central-dp/committee", "shares, independent", 0.576),
     ("m2fdp/figure5-digits-equal --full", "M2FDP, p = 1 | 200", 0.399),
     ("m2fdp/figure5-digits-equal --full", "M2FDP, p = 0.5 | 200", 0.262),
     ("m2fdp/figure5-digits-equal --full", "HFL-DP | 200", 0.199),
