@@ -153,6 +153,48 @@ def test_a_number_of_the_decision_table_is_that_of_its_run(
     assert abs(float(found) - number) < 0.00051
 
 
+# Of docs/less-noise.md: its tables of what to choose in their order, and the curves of their rows.
+TABLES = (
+    "choose-epsilon",
+    "choose-trainings",
+    "choose-secret-epsilon",
+    "choose-secret-trainings",
+    "choose-epsilon-full",
+    "choose-trainings-full",
+    "mnist-epsilon",
+    "mnist-trainings",
+    "choose-secret-epsilon-full",
+)
+CURVES = {
+    "trusted server, fixed": "server, fixed",
+    "trusted server, balanced": "server, balanced",
+    "trusted server, balanced, banded": "server, banded",
+    "trusted server, balanced, BLT": "server, BLT",
+    "trusted server, everybody": "server, everybody",
+    "in shares, balanced": "shares, balanced",
+    "in shares, everybody": "shares, everybody",
+    "UDP: each client alone": "each client",
+    "four groups in turn": "cyclic",
+    "four groups in turn, banded": "cyclic, banded",
+}
+
+
+def test_the_tables_of_what_to_choose_are_those_of_their_runs() -> None:
+    text = (DOCS / "less-noise.md").read_text()
+    tables = re.findall(r"^\| (?:epsilon|trainings)(?:, .*? clients)? \| .*(?:\n\|.*)+", text, re.M)
+    for name, table in zip(TABLES, tables, strict=True):
+        head, _, *rows = (
+            [cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n")
+        )
+        place = DOCS / "replication" / "results" / "central-dp" / f"{name}.json"
+        (found,) = json.loads(place.read_text())["tables"]
+        values = {(curve, x): value.split(" ± ") for curve, x, value in found["rows"]}
+        for label, *cells in rows:
+            for x, cell in zip(head[1:], cells, strict=True):
+                mean, error = values[CURVES.get(label, label), x]
+                assert cell == f"{float(mean):.3f} ± {float(error):.3f}", (name, label, x)
+
+
 def test_no_accuracy_of_the_decision_table_is_without_a_run() -> None:
     page = (DOCS / "which-scheme.md").read_text()
     private_evaluation = "0.894"  # of docs/drop-in.md
