@@ -24,7 +24,8 @@ from flwr_privacy.simulations.settings.run_settings import Settings
 from flwr_privacy.simulations.tasks.lookup import task
 from flwr_privacy.simulations.tasks.tasks import client_sizes
 
-from .experiments.description import ExperimentDescription, experiment
+from .experiments.description import ExperimentDescription
+from .experiments.files import experiment
 from .experiments.paper_size import SEEDS, simulated_hours
 from .points import in_digits
 

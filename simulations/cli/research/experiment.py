@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.cli.operator_options import check_can_write
 from flwr_privacy.simulations.cli.run_options import DataRoot
 from flwr_privacy.simulations.runner.jobs import Engine
@@ -40,27 +41,26 @@ def experiment(
     ] = "0,1,2,3,4",
 ) -> None:
     """Train the curves of a paper's figure, or of your own, draw them, and check the claims."""
-    from flwr_privacy.simulations.research.experiments import description as experiments
+    from flwr_privacy.simulations.research.experiments import files
 
     if name is None or show:
-        for known in experiments.names():
-            typer.echo(f"{known:24} {experiments.experiment(known).title}")
+        for known in files.names():
+            typer.echo(f"{known:24} {files.experiment(known).title}")
         return
     from rich.console import Console
 
-    from flwr_privacy.simulations.research.experiments.own_file import is_own_file, own_experiment
     from flwr_privacy.simulations.research.experiments.results import ExperimentResults
     from flwr_privacy.simulations.research.experiments.runs import train
     from flwr_privacy.simulations.research.experiments.summary import save
     from flwr_privacy.simulations.research.experiments.tables import more_seeds, tables
 
-    if is_own_file(name):
+    if files.is_own_file(name):
         search_current_folder()
-        chosen, beside = own_experiment(Path(name), full=full), Path(name).with_suffix("")
+        chosen, beside = files.own_experiment(Path(name), full=full), Path(name).with_suffix("")
     else:
-        chosen, beside = experiments.experiment(name), Path("runs/experiments", name)
+        chosen, beside = files.experiment(name), Path("runs/experiments", name)
     folder = out or (beside.with_name(f"{beside.name}-full") if full else beside)
-    numbers, where = experiments.read_seeds(seeds), Engine(name=engine)
+    numbers, where = _seeds(seeds), Engine(name=engine)
     check_can_write(folder, folder=True)
     runs = train(
         chosen,
@@ -100,3 +100,11 @@ def replication(
         typer.echo(f"left: {line}")
     for page in written:
         typer.echo(f"page: {page}")
+
+
+def _seeds(text: str) -> list[int]:
+    """Read seeds, whole numbers that differ."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise InvalidParameterError("--seeds", text, "whole numbers that differ, as in 0,1,2")
+    return [int(part) for part in parts]

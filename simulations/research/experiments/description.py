@@ -19,14 +19,13 @@ the figure; everything else that it has takes the place of the figure's.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flwr_privacy.errors import InvalidParameterError, check_choice, check_number
-from flwr_privacy.simulations.settings.run_settings import Settings, flat_table
+from flwr_privacy.simulations.settings.run_settings import Settings
 
 from .claims import Claim, Target
 from .curves import END, MEASURES, SHOWN, TREE_COSTS, point
@@ -39,15 +38,9 @@ __all__ = [
     "Planned",
     "Range",
     "Sweep",
-    "experiment",
-    "names",
-    "place_of",
-    "read_seeds",
 ]
 
-RESEARCH = Path(__file__).parent.parent
 AXES = ("rounds", "bits", "seconds")
-USUAL_AXES = ("rounds", "bits")
 SCALES = ("linear", "log")
 
 
@@ -317,142 +310,3 @@ class ExperimentDescription:
             settings = settings.with_values({curve.search.key: candidate})
         root = None if data_root is None else str(data_root.expanduser().absolute())
         return replace(settings, seed=seed, data_root=root)
-
-
-def names() -> list[str]:
-    """Return the names of all experiments, sorted.
-
-    Examples
-    --------
-    >>> "mspdq/figure2" in names()
-    True
-    """
-    return sorted(
-        f"{path.relative_to(RESEARCH).parts[0].replace('_', '-')}/{path.stem}"
-        for path in RESEARCH.glob("*/figures/**/*.toml")
-    )
-
-
-def _file_of(name: str) -> Path:
-    """Return the file of an experiment, in the figures of its scheme or a folder of them."""
-    scheme, figure = check_choice("experiment", name, names()).split("/")
-    room = scheme.replace("-", "_")  # central-dp, as the command line has it
-    return next((RESEARCH / room / "figures").rglob(f"{figure}.toml"))
-
-
-def place_of(name: str) -> str:
-    """Return where the file of an experiment is in the repository.
-
-    Examples
-    --------
-    >>> place_of("acfl/figure1")
-    'simulations/research/acfl/figures/figure1.toml'
-    """
-    return f"simulations/research/{_file_of(name).relative_to(RESEARCH).as_posix()}"
-
-
-def experiment(name: str) -> ExperimentDescription:
-    """Read an experiment by its name.
-
-    Raises
-    ------
-    InvalidParameterError
-        If there is none of that name, or its file says something that is not understood.
-
-    Examples
-    --------
-    >>> [curve.label for curve in experiment("mspdq/convex").curves][0]
-    'FedAvg'
-    """
-    return read(_file_of(name), name)
-
-
-def read(path: Path, name: str, *, usual: Mapping[str, Any] | None = None) -> ExperimentDescription:
-    """Read an experiment from a file, with `usual` for what is not in it; see `experiment`."""
-    table = _table(path)
-    curves, claims, targets = (table.pop(key, []) for key in ("curve", "claim", "target"))
-    values: dict[str, Any] = {
-        **{"about": "", "metrics": ["accuracy"], "axes": USUAL_AXES, "base": {}, "full": {}},
-        **(usual or {}),
-        **table,
-        "name": name,
-        "claims": [Claim.of(entry) for entry in claims],
-        "targets": [Target.of(entry) for entry in targets],
-    }
-    try:
-        values["curves"] = [_curve(entry) for entry in curves]
-        if "sweep" in values:
-            values["sweep"] = Sweep(**values["sweep"])
-        return ExperimentDescription(**values)
-    except TypeError as error:  # a key too many or too few
-        raise InvalidParameterError("experiment", str(path), f"known keys ({error})") from error
-
-
-def _table(path: Path) -> dict[str, Any]:
-    """Return what a file says, over what the file says that it extends."""
-    table = _toml(path)
-    if "extends" not in table:
-        return table
-    files = {other.stem: _toml(other) for other in path.parent.glob("*.toml") if other != path}
-    allowed = [name for name, other in files.items() if "extends" not in other]
-    earlier = files[check_choice("extends", table.pop("extends"), allowed)]
-    for name in ("full", "claim"):
-        earlier.pop(name, None)
-    own = {curve.get("label", ""): curve for curve in table.pop("curve", [])}
-    for label in own:
-        check_choice("curve.label", label, [curve["label"] for curve in earlier["curve"]])
-    for curve in earlier["curve"]:
-        curve.pop("full", None)
-    return {
-        **earlier,
-        **table,
-        "base": _over(earlier.get("base", {}), table.get("base", {})),
-        "curve": [_over(curve, own.get(curve["label"], {})) for curve in earlier["curve"]],
-    }
-
-
-def _over(earlier: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with others put over them, whether nested or dotted."""
-    return {**_flat(earlier), **_flat(own)}
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    search = {name: settings[name] for name in ("search",) if name in settings}
-    return {**flat_table({**settings, "search": None}), **search}
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidParameterError("experiment", str(path), f"TOML ({error})") from error
-
-
-def _curve(table: Mapping[str, Any]) -> Curve:
-    settings = dict(table)
-    search = settings.pop("search", None)
-    return Curve(
-        label=settings.pop("label", ""),
-        full=settings.pop("full", {}),
-        search=None if search is None else Range(**search),
-        settings=settings,
-    )
-
-
-def read_seeds(text: str) -> list[int]:
-    """Read seeds as the command line has them.
-
-    Raises
-    ------
-    InvalidParameterError
-        If they are not whole numbers that differ, at least 0.
-
-    Examples
-    --------
-    >>> read_seeds("0,1,2")
-    [0, 1, 2]
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise InvalidParameterError("--seeds", text, "whole numbers that differ, as in 0,1,2")
-    return [int(part) for part in parts]

@@ -9,7 +9,7 @@ from typing import Any
 from flwr_privacy.simulations.reports.comparison.spread import spread_text
 from flwr_privacy.simulations.reports.markdown import markdown_table
 
-from .description import names, place_of
+from .files import names, place_of
 from .significance import ALPHA, holm_adjusted
 from .summary import COMPUTED, TWO_ERRORS, paper_of
 from .verdicts import NOT_REPRODUCED, REPRODUCED, UNDECIDED, VERDICTS

@@ -145,6 +145,12 @@ def _paper(folder: Path) -> tuple[Paper, int]:
     if unknown := set(own) - set(usual):
         raise DataError(f"{folder / PAPER}: unknown keys {', '.join(sorted(unknown))}")
     values: dict[str, Any] = {**usual, **own}
+    for name, one in values["estimates"].items():
+        if not {"hours"} <= set(one) <= {"hours", "times"}:
+            raise DataError(
+                f"{folder / PAPER}: the estimate of {name} has hours and perhaps times, not "
+                f"{', '.join(one) or 'nothing'}"
+            )
     values["title"] = values["title"] or (tables[0]["paper"] if tables else folder.name)
     values["short"] = values["short"] or folder.name
     drawn = frozenset(path.stem for path in files if _picture_of(path).exists())

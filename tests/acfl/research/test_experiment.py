@@ -14,7 +14,8 @@ from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.research.acfl.numpy_simulation import SimulatedACFL, of_seed
 from flwr_privacy.simulations.research.acfl.synthetic_data import paper_data
 from flwr_privacy.simulations.research.acfl.theory import record_epsilon
-from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import files
+from flwr_privacy.simulations.research.experiments.description import ExperimentDescription
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.research.experiments.summary import summary
@@ -22,18 +23,18 @@ from flwr_privacy.strategies import DataBounds, SetupVariances, Weighting
 
 
 def test_the_figures_of_the_acfl_paper_are_there() -> None:
-    figures = {name.removeprefix("acfl/") for name in experiments.names()}
+    figures = {name.removeprefix("acfl/") for name in files.names()}
     assert figures >= {"figure1", "figure3a", "figure3b", "figure4", "heterogeneous", "persistent"}
     claimed = {
         claim.id
-        for name in experiments.names()
+        for name in files.names()
         if name.startswith("acfl/")
-        for claim in experiments.experiment(name).claims
+        for claim in files.experiment(name).claims
     }
     assert claimed >= {"F14-a", "F14-b", "F15", "F18-floor", "F18-on"}
     for name in ("figure4", "figure4-levels"):  # beside epsilon, what it is in the usual currency
         norms = {"feature_norm": math.sqrt(10), "label_norm": math.sqrt(10)}
-        about = " ".join(experiments.experiment(f"acfl/{name}").about.split())
+        about = " ".join(files.experiment(f"acfl/{name}").about.split())
         for nats in (1, 10):
             s = sigma2_for_eps(nats, 10, 10)
             assert f"({record_epsilon(s, s, delta=1e-5, **norms):.3g}, 1e-5)-DP" in about
@@ -52,7 +53,7 @@ BOUNDS = [
 
 
 def test_F6_the_bound_of_acfl_is_least_for_the_adaptive_weight(tmp_path: Path) -> None:
-    chosen_figure = experiments.experiment("acfl/figure1")
+    chosen_figure = files.experiment("acfl/figure1")
     runs = train(chosen_figure, tmp_path, seeds=[0, 1], engine=INLINE)
     values = {(run.curve, run.x): run.values["value"][0] for run in runs}
     curves = [curve.label for curve in chosen_figure.curves]
@@ -95,14 +96,14 @@ metric = "loss"
 
 
 @pytest.fixture
-def simulated(tmp_path: Path) -> experiments.ExperimentDescription:
+def simulated(tmp_path: Path) -> ExperimentDescription:
     path = tmp_path / "simulated.toml"
     path.write_text(SIMULATED)
-    return experiments.read(path, "papers/simulated")
+    return files.read(path, "papers/simulated")
 
 
 def test_a_function_of_a_seed_is_judged_over_seeds(
-    simulated: experiments.ExperimentDescription, tmp_path: Path
+    simulated: ExperimentDescription, tmp_path: Path
 ) -> None:
     runs = train(simulated, tmp_path, seeds=range(3, 8), engine=INLINE)
     assert [(run.seed, run.curve, run.x) for run in runs[:5]] == [
@@ -135,7 +136,7 @@ def test_a_function_of_a_seed_is_judged_over_seeds(
 
 
 def test_a_simulation_at_an_epsilon_has_the_noise_of_its_encoding(
-    simulated: experiments.ExperimentDescription, tmp_path: Path
+    simulated: ExperimentDescription, tmp_path: Path
 ) -> None:
     def loss(**settings: Any) -> float:
         curve = replace(simulated.curves[0], settings={"alpha": 0.5, **settings})
@@ -150,7 +151,7 @@ def test_a_simulation_at_an_epsilon_has_the_noise_of_its_encoding(
 
 
 def test_a_simulation_that_diverged_is_a_result(
-    simulated: experiments.ExperimentDescription, tmp_path: Path
+    simulated: ExperimentDescription, tmp_path: Path
 ) -> None:
     wild = replace(simulated.curves[1], settings={"alpha": 1.0, "noise": 1e60})
     chosen_figure = replace(simulated, curves=[simulated.curves[0], wild])
@@ -179,4 +180,4 @@ def test_a_bad_simulation_is_refused_by_name(tmp_path: Path, old: str, new: str,
     path = tmp_path / "bad.toml"
     path.write_text(SIMULATED.replace(old, new))
     with pytest.raises(InvalidParameterError, match=text):
-        train(experiments.read(path, "papers/bad"), tmp_path, seeds=[0], engine=INLINE)
+        train(files.read(path, "papers/bad"), tmp_path, seeds=[0], engine=INLINE)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.experiments.description import experiment
+from flwr_privacy.simulations.research.experiments.files import experiment
 from flwr_privacy.simulations.research.fedvs import client_networks as networks
 from flwr_privacy.simulations.research.fedvs.synthetic_data import FedVSSyntheticData
 

@@ -8,7 +8,7 @@ import pytest
 
 from flwr_privacy.clients.torch import TorchServerModel, mlp
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.experiments import description
+from flwr_privacy.simulations.research.experiments.files import experiment, names
 from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
 from flwr_privacy.simulations.research.experiments.runs import function_points
 from flwr_privacy.simulations.research.fedvs import experiment as vertical
@@ -180,7 +180,7 @@ def test_a_bad_count_is_refused_by_name(of: Any, point: dict[str, Any], text: st
 
 
 def files() -> list[str]:
-    return [name for name in description.names() if name.startswith("fedvs/")]
+    return [name for name in names() if name.startswith("fedvs/")]
 
 
 def test_the_figures_of_the_fedvs_paper_are_there() -> None:
@@ -191,7 +191,7 @@ def test_the_figures_of_the_fedvs_paper_are_there() -> None:
 
 @pytest.mark.parametrize("name", files())
 def test_a_file_says_under_which_reading_of_the_delays_it_is_drawn(name: str) -> None:
-    chosen = description.experiment(name)
+    chosen = experiment(name)
     text = " ".join(chosen.about.split())
     for curve, _, point in function_points(chosen, full=False):
         if chosen.function not in ("fedvs", "fedvs-binary"):
@@ -213,7 +213,7 @@ def test_no_data_is_read_when_points_are_checked(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(AssertionError, match="data was read"):
         vertical.curves([{**point, "test_records": 17}], 0, None)
     for name in files():
-        chosen = description.experiment(name)
+        chosen = experiment(name)
         check = FUNCTIONS[chosen.function].check
         for *_, point in function_points(chosen, full=True):
             if check is not None:

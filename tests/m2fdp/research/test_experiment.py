@@ -14,7 +14,8 @@ from flwr_privacy.errors import DataError, InvalidParameterError
 from flwr_privacy.m2fdp.control.controller import AdaptiveController
 from flwr_privacy.m2fdp.schedule import EventSchedule
 from flwr_privacy.m2fdp.tree.tree import TierTree
-from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import files
+from flwr_privacy.simulations.research.experiments.description import ExperimentDescription
 from flwr_privacy.simulations.research.experiments.picture import draw
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
@@ -31,11 +32,11 @@ from flwr_privacy.simulations.settings.flat_options import strategy_of
 
 
 def test_the_figures_of_the_m2fdp_paper_are_there() -> None:
-    found = {name.removeprefix("m2fdp/") for name in experiments.names()}
+    found = {name.removeprefix("m2fdp/") for name in files.names()}
     numbers = ("5", "5-equal", "6", "7", "7-equal", "8", "9a", "9b", "9c", "10", "11", "12")
     assert found >= {f"figure{number}" for number in numbers}
-    fitted = experiments.experiment("m2fdp/figure5")
-    equal = experiments.experiment("m2fdp/figure5-equal")
+    fitted = files.experiment("m2fdp/figure5")
+    equal = files.experiment("m2fdp/figure5-equal")
     claims = [
         next(claim for claim in chosen_figure.claims if claim.id.endswith("-order"))
         for chosen_figure in (fitted, equal)
@@ -56,7 +57,7 @@ def test_the_figures_of_the_m2fdp_paper_are_there() -> None:
 def test_the_noise_at_equal_privacy_is_that_of_gaussian_dp(
     p: int, variance: Callable[[float], float]
 ) -> None:
-    chosen_figure = experiments.experiment("m2fdp/figure5-digits-equal")
+    chosen_figure = files.experiment("m2fdp/figure5-digits-equal")
     point = {**chosen_figure.base, "data": "synthetic", "p": p}
     epsilon, rounds = point["epsilon"], point["rounds"]
 
@@ -116,11 +117,11 @@ better = ["Trusted @ end", "Half @ end"]
 """
 
 
-def tiers(tmp_path: Path, old: str = "", new: str = "") -> experiments.ExperimentDescription:
+def tiers(tmp_path: Path, old: str = "", new: str = "") -> ExperimentDescription:
     assert old in TIERS
     path = tmp_path / "tiers.toml"
     path.write_text(TIERS.replace(old, new) if old else TIERS)
-    return experiments.read(path, "papers/tiers")
+    return files.read(path, "papers/tiers")
 
 
 def test_a_rehearsal_of_tiers_is_read_off_by_round(tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_an_accuracy_that_is_not_reached_costs_infinitely_much(tmp_path: Path) -
     text = text.replace("better =", 'metric = "energy"\nbetter =').replace("full = [0, 8]", "")
     path = tmp_path / "cost.toml"
     path.write_text(text)
-    chosen_figure = experiments.read(path, "papers/cost")
+    chosen_figure = files.read(path, "papers/cost")
     runs = train(chosen_figure, tmp_path, seeds=[0, 1, 2], engine=INLINE)
     assert {run.values["energy"][0] for run in runs if run.x == 0.05} == {0.0}
     far = [run for run in runs if run.x == 0.999]
@@ -218,7 +219,7 @@ def test_an_accuracy_that_is_not_reached_costs_infinitely_much(tmp_path: Path) -
 
 
 def test_a_controller_of_tiers_is_a_function_without_seeds(tmp_path: Path) -> None:
-    chosen_figure = experiments.experiment("m2fdp/figure9a")
+    chosen_figure = files.experiment("m2fdp/figure9a")
     runs = train(chosen_figure, tmp_path, seeds=[0, 1], engine=INLINE)
     assert {run.seed for run in runs} == {0}
     values = {(run.curve, run.x): run.values for run in runs}

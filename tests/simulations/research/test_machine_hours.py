@@ -7,7 +7,7 @@ import pytest
 from experiment_files import STEPS
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.experiments.description import experiment, read
+from flwr_privacy.simulations.research.experiments.files import experiment, read
 from flwr_privacy.simulations.research.machine_hours import estimate
 
 

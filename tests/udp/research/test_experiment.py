@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from experiment_files import INLINE, NO, YES
 
-from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import files
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
 from flwr_privacy.simulations.research.experiments.summary import summary
@@ -14,13 +14,11 @@ from flwr_privacy.simulations.research.experiments.summary import summary
 
 
 def test_the_figures_of_the_udp_paper_are_there() -> None:
-    figures = {name.removeprefix("udp/") for name in experiments.names()}
+    figures = {name.removeprefix("udp/") for name in files.names()}
     numbers = ("2", "3", "4", "5", "6", "7", "8", "8b", "10", "10b", "11", "12", "13", "14")
     assert figures >= {f"figure{number}" for number in numbers}
     claimed = [
-        claim.id.split()[0]
-        for name in experiments.names()
-        for claim in experiments.experiment(name).claims
+        claim.id.split()[0] for name in files.names() for claim in files.experiment(name).claims
     ]
     assert {*claimed} >= {"F25-a", "F25-b", "F25-c", "F25-d", "F25-e", "Fig8-d", "Fig15"}
 
@@ -29,7 +27,7 @@ def test_the_figures_of_the_udp_paper_are_there() -> None:
 
 
 def test_the_bound_of_udp_is_none_for_every_order(tmp_path: Path) -> None:
-    chosen_figure = experiments.experiment("udp/figure2")
+    chosen_figure = files.experiment("udp/figure2")
     runs = train(chosen_figure, tmp_path, seeds=[0, 1], engine=INLINE)
     assert len(runs) == 600
     values = {(run.curve, run.x): run.values["value"][0] for run in runs}

@@ -5,18 +5,19 @@ from pathlib import Path
 import pytest
 from experiment_files import STEPS, SWEEP
 
-from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import files
+from flwr_privacy.simulations.research.experiments.description import ExperimentDescription
 
 
 @pytest.fixture
-def steps(tmp_path: Path) -> experiments.ExperimentDescription:
+def steps(tmp_path: Path) -> ExperimentDescription:
     path = tmp_path / "steps.toml"
     path.write_text(STEPS)
-    return experiments.read(path, "papers/steps")
+    return files.read(path, "papers/steps")
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> experiments.ExperimentDescription:
+def sweep(tmp_path: Path) -> ExperimentDescription:
     path = tmp_path / "sweep.toml"
     path.write_text(SWEEP)
-    return experiments.read(path, "papers/sweep")
+    return files.read(path, "papers/sweep")

@@ -10,18 +10,19 @@ from experiment_files import STEPS
 
 from flwr_privacy.errors import InvalidParameterError
 from flwr_privacy.simulations.app.server_app import build_strategy
-from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import files
 from flwr_privacy.simulations.research.experiments import runs as experiment_runs
+from flwr_privacy.simulations.research.experiments.description import ExperimentDescription
 from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
 from flwr_privacy.simulations.tasks.tasks import check_data
 
 FEW_ROUNDS = 5
 
 
-@pytest.mark.parametrize("name", experiments.names())
+@pytest.mark.parametrize("name", files.names())
 @pytest.mark.parametrize("full", [False, True])
 def test_a_file_has_settings_that_can_be_trained(name: str, full: bool) -> None:
-    chosen = experiments.experiment(name)
+    chosen = files.experiment(name)
     assert chosen.claims
     if chosen.function and full and not chosen.smaller:
         return  # what is at the usual size
@@ -37,9 +38,7 @@ def test_a_file_has_settings_that_can_be_trained(name: str, full: bool) -> None:
         assert "CIFAR-10 (JPEG)" in chosen.title
 
 
-def assert_that_the_ends_can_be_drawn(
-    chosen: experiments.ExperimentDescription, *, full: bool
-) -> None:
+def assert_that_the_ends_can_be_drawn(chosen: ExperimentDescription, *, full: bool) -> None:
     """Check each curve at its first and its last place: the settings between have the same keys."""
     function = FUNCTIONS[chosen.function]
     places = [
@@ -62,19 +61,17 @@ def ends(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_the_figures_of_the_mspdq_paper_are_there() -> None:
-    figures = {name.removeprefix("mspdq/") for name in experiments.names()}
+    figures = {name.removeprefix("mspdq/") for name in files.names()}
     assert figures >= {
         f"figure{n}" for n in ("2", "3ab", "3cd", "4", "5", "6ab", "6cd", "7ab", "7cd", "7ef")
     }
-    claimed = {
-        claim.id for name in experiments.names() for claim in experiments.experiment(name).claims
-    }
+    claimed = {claim.id for name in files.names() for claim in files.experiment(name).claims}
     assert claimed >= {"F23-a", "F23-b", "F23-c", "F23-d", "F24-a", "F24-b", "F24-c", "F24-d"}
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("figure12", {800}), ("figure13", {400, 1200})])
 def test_F27_the_papers_size_of_unlike_clients(name: str, sizes: set[int]) -> None:
-    chosen = experiments.experiment(f"udp/{name}")
+    chosen = files.experiment(f"udp/{name}")
     settings = chosen.settings(chosen.curves[0], seed=0, full=True)
     assert (settings.clients, settings.per_round) == (50, None)
     assert {*settings.partition.sizes} >= sizes
@@ -84,7 +81,7 @@ def test_F27_the_papers_size_of_unlike_clients(name: str, sizes: set[int]) -> No
 
 
 def test_the_papers_size_goes_over_what_the_curves_share(
-    steps: experiments.ExperimentDescription,
+    steps: ExperimentDescription,
 ) -> None:
     large, small = steps.curves
     scaled = steps.settings(small, seed=4, data_root=Path("/data"))
@@ -131,29 +128,23 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, old: str, new: str, text:
     path = tmp_path / "bad.toml"
     path.write_text(STEPS.replace(old, new))
     with pytest.raises(InvalidParameterError, match=text):
-        experiments.read(path, "papers/bad")
+        files.read(path, "papers/bad")
 
 
 def test_a_function_has_no_rounds_in_which_a_level_is_reached(tmp_path: Path) -> None:
-    found = experiments.RESEARCH / "m2fdp" / "figures" / "figure6.toml"
+    found = files.RESEARCH / "m2fdp" / "figures" / "figure6.toml"
     path = tmp_path / "bad.toml"
     target = 'metric = "energy"\ntarget = { accuracy = 0.5 }'
     path.write_text(found.read_text().replace('metric = "energy"', target, 1))
     with pytest.raises(InvalidParameterError, match=r"claim Fig6-e5: target = .*trainings only"):
-        experiments.read(path, "papers/bad")
-
-
-@pytest.mark.parametrize("seeds", ["", "0,,1", "0,0", "-1", "one"])
-def test_bad_seeds_are_refused(seeds: str) -> None:
-    with pytest.raises(InvalidParameterError, match=r"--seeds = .*whole numbers that differ"):
-        experiments.read_seeds(seeds)
+        files.read(path, "papers/bad")
 
 
 def test_a_file_that_extends_another_has_its_curves_with_changes(tmp_path: Path) -> None:
     (tmp_path / "steps.toml").write_text(STEPS)
     path = tmp_path / "longer.toml"
     path.write_text(LONGER)
-    longer, steps = (experiments.read(path.with_stem(name), name) for name in ("longer", "steps"))
+    longer, steps = (files.read(path.with_stem(name), name) for name in ("longer", "steps"))
     assert [curve.label for curve in longer.curves] == [curve.label for curve in steps.curves]
     assert [claim.id for claim in longer.claims] == ["L1"]
     assert not longer.smaller
@@ -181,7 +172,7 @@ def test_what_cannot_be_extended_is_refused(tmp_path: Path, old: str, new: str, 
     assert old in LONGER
     path.write_text(LONGER.replace(old, new))
     with pytest.raises(InvalidParameterError, match=text):
-        experiments.read(path, "longer")
+        files.read(path, "longer")
 
 
 LONGER = """

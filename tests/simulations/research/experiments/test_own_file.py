@@ -8,7 +8,7 @@ from commands import Command
 from own_modules import OWN_TASK, own_folder, write_module
 
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.experiments.own_file import own_experiment
+from flwr_privacy.simulations.research.experiments.files import own_experiment
 
 __all__ = ["own_folder"]
 

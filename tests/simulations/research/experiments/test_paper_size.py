@@ -3,7 +3,7 @@
 import pytest
 
 from flwr_privacy.simulations.research.experiments import paper_size
-from flwr_privacy.simulations.research.experiments.description import experiment
+from flwr_privacy.simulations.research.experiments.files import experiment
 
 
 def test_the_hours_are_those_of_all_rounds_of_all_trainings(

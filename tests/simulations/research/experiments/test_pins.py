@@ -14,9 +14,8 @@ from flwr_privacy.simulations.app.server_app import build_strategy
 from flwr_privacy.simulations.research.experiments.description import (
     Curve,
     ExperimentDescription,
-    experiment,
-    names,
 )
+from flwr_privacy.simulations.research.experiments.files import experiment, names
 from flwr_privacy.simulations.research.experiments.runs import function_points
 from flwr_privacy.simulations.research.m2fdp import experiment as tiers
 from flwr_privacy.simulations.research.mspdq import inversion

@@ -14,7 +14,7 @@ from PIL import Image
 
 from flwr_privacy.errors import DataError
 from flwr_privacy.simulations.reports.style import COLOURS
-from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import files
 from flwr_privacy.simulations.research.experiments.replication import pages, replication
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
@@ -92,7 +92,7 @@ def test_every_experiment_has_a_verdict_or_is_listed_without_one() -> None:
         for path in (DOCS / "replication").glob("*.md")
         for name in re.findall(r"`([a-z0-9-]+/[a-z0-9-]+)` describes", path.read_text())
     }
-    assert found | listed == set(experiments.names())
+    assert found | listed == set(files.names())
     assert not found & listed
 
 
@@ -101,7 +101,7 @@ def test_kept_results_are_of_the_claims_that_there_are(path: Path) -> None:
     table = read_summary(path)
     assert path.read_text(encoding="utf-8") == summary_text(table)
     assert path == RESULTS / f"{table['experiment']}{'-full' * table['full']}.json"
-    described = experiments.experiment(table["experiment"])
+    described = files.experiment(table["experiment"])
     told = [(one["id"], one["text"], one["paper"]) for one in table["claims"]]
     assert told == [(one.id, one.text, one.paper) for one in described.claims]
     assert table["title"] == described.title
@@ -121,10 +121,8 @@ def test_estimates_are_of_experiments_that_ran_smaller_only(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["acfl/figure1", "fedvs/conventions", "udp/figure2"])
 def test_a_computed_verdict_comes_out_again(name: str, tmp_path: Path) -> None:
-    runs = train(experiments.experiment(name), tmp_path, seeds=[0], engine=INLINE)
-    again = summary(
-        ExperimentResults(experiment=experiments.experiment(name), full=False, runs=runs)
-    )
+    runs = train(files.experiment(name), tmp_path, seeds=[0], engine=INLINE)
+    again = summary(ExperimentResults(experiment=files.experiment(name), full=False, runs=runs))
     kept = read_summary(RESULTS / f"{name}.json")
     assert (kept["rule"], kept["command"]) == (COMPUTED, again["command"])
     for one, other in zip(kept["claims"], again["claims"], strict=True):
@@ -206,6 +204,9 @@ def test_a_paper_lists_what_has_no_verdict(tmp_path: Path) -> None:
     assert ["9 hours" in part for part in noted] == [part.startswith("figure2\n") for part in noted]
     (tmp_path / "a" / "paper.toml").write_text("titel = 'x'\n")
     with pytest.raises(DataError, match=r"paper\.toml: unknown keys titel"):
+        pages(tmp_path)
+    (tmp_path / "a" / "paper.toml").write_text("[estimates]\nfigure2 = {hours = 1, time = 2}\n")
+    with pytest.raises(DataError, match=r"estimate of figure2 has .*, not hours, time$"):
         pages(tmp_path)
 
 

@@ -11,10 +11,11 @@ import pytest
 from experiment_files import INLINE
 
 from flwr_privacy.errors import DataError, EngineError, InvalidParameterError
-from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import files
 from flwr_privacy.simulations.research.experiments import runs as experiment_runs
 from flwr_privacy.simulations.research.experiments.claims import Target
 from flwr_privacy.simulations.research.experiments.curves import TrainedRun, diverged
+from flwr_privacy.simulations.research.experiments.description import ExperimentDescription
 from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
 from flwr_privacy.simulations.research.experiments.picture import draw
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults
@@ -72,7 +73,7 @@ def test_what_a_function_comes_to_is_kept_for_each_seed(
 
     def values(seeds: Sequence[int], *, step: float = 0.5) -> list[tuple[int, float]]:
         path.write_text(FUNCTION.replace("0.5", str(step)))
-        chosen = experiments.read(path, "papers/function")
+        chosen = files.read(path, "papers/function")
         runs = train(chosen, tmp_path / "out", seeds=seeds, engine=INLINE)
         return [(run.seed, run.values["loss"][0]) for run in runs if run.curve == "One"]
 
@@ -87,9 +88,7 @@ def test_what_a_function_comes_to_is_kept_for_each_seed(
         values([0])
 
 
-def test_curves_are_trained_once_and_drawn(
-    steps: experiments.ExperimentDescription, tmp_path: Path
-) -> None:
+def test_curves_are_trained_once_and_drawn(steps: ExperimentDescription, tmp_path: Path) -> None:
     out = tmp_path / "out"
     runs = train(steps, out, seeds=[0, 1], engine=INLINE)
     assert [(run.curve, run.seed) for run in runs] == [
@@ -141,9 +140,7 @@ def test_curves_are_trained_once_and_drawn(
 
 
 @pytest.mark.filterwarnings("error")  # of matplotlib, where a curve has no point
-def test_a_run_that_diverges_is_a_result(
-    steps: experiments.ExperimentDescription, tmp_path: Path
-) -> None:
+def test_a_run_that_diverges_is_a_result(steps: ExperimentDescription, tmp_path: Path) -> None:
     explodes = replace(steps.curves[1], settings={"training.learning_rate": 1e30})
     chosen = replace(steps, curves=[steps.curves[0], explodes])
     runs = train(chosen, tmp_path / "out", seeds=range(10), engine=INLINE)
@@ -162,7 +159,7 @@ def test_a_run_that_diverges_is_a_result(
 
 
 def test_a_run_that_fails_otherwise_is_an_error(
-    steps: experiments.ExperimentDescription, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: ExperimentDescription, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(runs: list[RunFolder], engine: Engine) -> None:
         runs[0].append({"round": 0, "server": {"loss": 2.3, "accuracy": 0.1}})
@@ -175,9 +172,7 @@ def test_a_run_that_fails_otherwise_is_an_error(
 
 
 @pytest.mark.long
-def test_several_runs_at_a_time_give_the_same(
-    steps: experiments.ExperimentDescription, tmp_path: Path
-) -> None:
+def test_several_runs_at_a_time_give_the_same(steps: ExperimentDescription, tmp_path: Path) -> None:
     alone = train(steps, tmp_path / "alone", seeds=[0], engine=INLINE)
     together = train(steps, tmp_path / "together", seeds=[0], engine=INLINE, jobs=2)
     assert [run.values for run in together] == [run.values for run in alone]
@@ -186,7 +181,7 @@ def test_several_runs_at_a_time_give_the_same(
 
 
 def test_a_run_that_plans_fewer_rounds_keeps_its_last_model_in_the_picture(
-    steps: experiments.ExperimentDescription, tmp_path: Path
+    steps: ExperimentDescription, tmp_path: Path
 ) -> None:
     runs = []
     for seed, planned in enumerate(([4, 3], [4, 4, 4])):
@@ -213,7 +208,7 @@ def test_a_run_that_plans_fewer_rounds_keeps_its_last_model_in_the_picture(
 
 @pytest.mark.parametrize(("scheme", "known"), [("m2fdp", True), ("fedavg", False)])
 def test_energy_and_delay_are_those_of_all_rounds_of_a_tree(
-    steps: experiments.ExperimentDescription, tmp_path: Path, scheme: str, known: bool
+    steps: ExperimentDescription, tmp_path: Path, scheme: str, known: bool
 ) -> None:
     settings = steps.settings(steps.curves[0], seed=0).with_values({"scheme": scheme})
     folder = RunFolder.create(tmp_path / "run", settings, engine="inline", nodes=3)

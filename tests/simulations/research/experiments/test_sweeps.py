@@ -12,9 +12,10 @@ from experiment_files import INLINE, NO, OPEN, SWEEP, YES, A, trained, verdict
 
 from flwr_privacy.accounting.gaussian import epsilon_of
 from flwr_privacy.errors import InvalidParameterError
-from flwr_privacy.simulations.research.experiments import description as experiments
+from flwr_privacy.simulations.research.experiments import files
 from flwr_privacy.simulations.research.experiments.claims import Claim
 from flwr_privacy.simulations.research.experiments.curves import Searched, TrainedRun
+from flwr_privacy.simulations.research.experiments.description import ExperimentDescription
 from flwr_privacy.simulations.research.experiments.picture import draw
 from flwr_privacy.simulations.research.experiments.results import ExperimentResults
 from flwr_privacy.simulations.research.experiments.runs import train
@@ -23,9 +24,7 @@ from flwr_privacy.simulations.research.experiments.summary import save, summary
 from flwr_privacy.simulations.research.experiments.verdicts import check_claim
 
 
-def test_a_sweep_trains_each_setting_once(
-    sweep: experiments.ExperimentDescription, tmp_path: Path
-) -> None:
+def test_a_sweep_trains_each_setting_once(sweep: ExperimentDescription, tmp_path: Path) -> None:
     out = tmp_path / "out"
     runs = train(sweep, out, seeds=range(5), engine=INLINE)
     assert [(run.curve, run.x) for run in runs if run.seed == 1] == [
@@ -96,13 +95,13 @@ def test_a_bad_sweep_is_refused_by_name(tmp_path: Path, old: str, new: str, text
     path = tmp_path / "bad.toml"
     path.write_text(SWEEP.replace(old, new, 1))
     with pytest.raises(InvalidParameterError, match=text):
-        experiments.read(path, "papers/bad")
+        files.read(path, "papers/bad")
 
 
 def test_a_claim_may_be_about_places_of_one_size_beside_those_of_both(tmp_path: Path) -> None:
     path = tmp_path / "both.toml"
     path.write_text(SWEEP.replace("ordered", "at_x = [0.1, 1]\nordered", 1))
-    assert experiments.read(path, "papers/both").claims[0].at_x == (0.1, 1)
+    assert files.read(path, "papers/both").claims[0].at_x == (0.1, 1)
 
 
 def swept(label: str, rows: Mapping[float, Sequence[float]], **more: Any) -> list[TrainedRun]:
@@ -191,7 +190,7 @@ def test_a_search_is_judged_by_the_other_seeds() -> None:
 
 @pytest.mark.parametrize(("worst", "scale"), [(0.9, "linear"), (1.1, "log")])
 def test_losses_over_a_setting_that_lie_far_apart_are_on_a_log_axis(
-    sweep: experiments.ExperimentDescription, worst: float, scale: str
+    sweep: ExperimentDescription, worst: float, scale: str
 ) -> None:
     rows = {0.001: [worst] * 3, 0.1: [0.1] * 3, 1.0: [0.2] * 3}
     runs = [*swept("Two rounds", rows), *swept("Best", rows)]
@@ -199,7 +198,7 @@ def test_losses_over_a_setting_that_lie_far_apart_are_on_a_log_axis(
 
 
 def test_the_cost_of_a_search_is_that_of_all_of_its_runs(
-    sweep: experiments.ExperimentDescription, tmp_path: Path
+    sweep: ExperimentDescription, tmp_path: Path
 ) -> None:
     def found(label: str) -> list[TrainedRun]:
         search = Searched(value=1, rounds=(10, 25, 50, 75), epsilon=4.0, delta=1e-3)
