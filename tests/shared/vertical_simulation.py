@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from flwr_privacy.simulations.research.fedvs.numpy_simulation import FedVSTrainingCurve, simulate
+from flwr_privacy.simulations.research.fedvs.in_process import FedVSTrainingCurve
+from flwr_privacy.simulations.research.fedvs.numpy_simulation import simulate
 from flwr_privacy.simulations.research.fedvs.synthetic_data import FedVSSettings, FedVSSyntheticData
 
 Floats = NDArray[np.float32]

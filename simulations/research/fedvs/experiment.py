@@ -33,7 +33,8 @@ from flwr_privacy.simulations.research.fedvs.paper.conventions import convention
 from flwr_privacy.simulations.research.points import Point, Values
 from flwr_privacy.wire.identity import derive_seed
 
-from .numpy_simulation import FedVSTrainingCurve, simulate
+from .in_process import FedVSTrainingCurve
+from .numpy_simulation import simulate
 from .synthetic_data import FedVSSettings, FedVSSyntheticData
 
 __all__ = ["COUNTS", "TABLE", "check", "columns_of", "costs", "curves", "epochs"]

@@ -12,7 +12,7 @@ from flwr_privacy.simulations.research.experiments.files import experiment, name
 from flwr_privacy.simulations.research.experiments.functions import FUNCTIONS
 from flwr_privacy.simulations.research.experiments.runs import function_points
 from flwr_privacy.simulations.research.fedvs import experiment as vertical
-from flwr_privacy.simulations.research.fedvs import numpy_simulation as simulation
+from flwr_privacy.simulations.research.fedvs.in_process import FedVSTrainingCurve
 from flwr_privacy.simulations.research.fedvs.numpy_simulation import simulate
 from flwr_privacy.simulations.research.fedvs.synthetic_data import FedVSSettings, FedVSSyntheticData
 from flwr_privacy.simulations.tasks import vertical_tasks
@@ -69,7 +69,7 @@ def test_points_that_differ_in_when_they_are_read_share_a_training(
 ) -> None:
     calls: list[Any] = []
 
-    def counted(*arguments: Any, **values: Any) -> simulation.FedVSTrainingCurve:
+    def counted(*arguments: Any, **values: Any) -> FedVSTrainingCurve:
         calls.append(values["watch"])
         return simulate(*arguments, **values)
 

@@ -20,8 +20,8 @@ from flwr_privacy.fedvs.delays import HalfSlow
 from flwr_privacy.pipeline.node_store import NodeRules
 from flwr_privacy.privacy.ledger import Question
 from flwr_privacy.privacy.randomness import SecureRandom
+from flwr_privacy.simulations.research.fedvs.in_process import FedVSTrainingCurve
 from flwr_privacy.simulations.research.fedvs.numpy_simulation import (
-    FedVSTrainingCurve,
     SimulatedSplitVFL,
     experiment_of,
     training_of,
