@@ -195,6 +195,30 @@ def test_the_tables_of_what_to_choose_are_those_of_their_runs() -> None:
                 assert cell == f"{float(mean):.3f} ± {float(error):.3f}", (name, label, x)
 
 
+# Of docs/schemes/m2fdp.md: the columns of its table of what trust is worth, and the curves.
+BUDGETS = ("figure5-full", "figure5-equal-full", "figure5-record-full")
+TRUSTED = {
+    "no noise": "HFL without DP",
+    "all edges trusted": "M2FDP, p = 1",
+    "the same, with clean events": "M2FDP, p = 1, clean events",
+    "half of them": "M2FDP, p = 0.5",
+    "none (HFL-DP)": "HFL-DP",
+    "star (PEDPFL)": "PEDPFL",
+}
+
+
+def test_the_table_of_what_trust_is_worth_is_that_of_its_runs() -> None:
+    text = (DOCS / "schemes" / "m2fdp.md").read_text().partition("## What trust is worth")[2]
+    for column, name in enumerate(BUDGETS):
+        place = DOCS / "replication" / "results" / "m2fdp" / f"{name}.json"
+        (found,) = json.loads(place.read_text())["tables"]
+        values = {curve: value for curve, x, value, *_ in found["rows"] if x == "200"}
+        for label, curve in TRUSTED.items():
+            (cells,) = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", text, re.M)
+            cell = cells.split("|")[column].strip()
+            assert cell == (f"{float(values[curve].split()[0]):.2f}" if curve in values else "")
+
+
 def test_no_accuracy_of_the_decision_table_is_without_a_run() -> None:
     page = (DOCS / "which-scheme.md").read_text()
     private_evaluation = "0.894"  # of docs/drop-in.md
