@@ -31,14 +31,7 @@ from .claims import Claim, Target
 from .curves import END, MEASURES, SHOWN, TREE_COSTS, point
 from .functions import FUNCTIONS
 
-__all__ = [
-    "AXES",
-    "Curve",
-    "ExperimentDescription",
-    "Planned",
-    "Range",
-    "Sweep",
-]
+__all__ = ["AXES", "Curve", "ExperimentDescription", "Planned", "Range", "Sweep"]
 
 AXES = ("rounds", "bits", "seconds")
 SCALES = ("linear", "log")

@@ -146,11 +146,10 @@ def _paper(folder: Path) -> tuple[Paper, int]:
         raise DataError(f"{folder / PAPER}: unknown keys {', '.join(sorted(unknown))}")
     values: dict[str, Any] = {**usual, **own}
     for name, one in values["estimates"].items():
-        if not {"hours"} <= set(one) <= {"hours", "times"}:
-            raise DataError(
-                f"{folder / PAPER}: the estimate of {name} has hours and perhaps times, not "
-                f"{', '.join(one) or 'nothing'}"
-            )
+        numbers = isinstance(one, dict) and all(isinstance(v, int | float) for v in one.values())
+        if not numbers or not {"hours"} <= set(one) <= {"hours", "times"}:
+            allowed = "the numbers hours and perhaps times"
+            raise DataError(f"{folder / PAPER}: the estimate of {name} has {allowed}, not {one}")
     values["title"] = values["title"] or (tables[0]["paper"] if tables else folder.name)
     values["short"] = values["short"] or folder.name
     drawn = frozenset(path.stem for path in files if _picture_of(path).exists())

@@ -51,7 +51,7 @@ def test_the_commands(command: Command, tmp_path: Path, monkeypatch: pytest.Monk
     page = (tmp_path / "docs" / "replication" / "a.md").read_text()
     assert "| [Figure 1](#steps) | S1: the larger step is better | reproduced, p " in page
     assert "- `flwr-privacy experiment a/steps --seeds 0,1,2,3,4`: scaled down, " in page
-    done = command("experiment", "a/steps", "--jobs", "1", "--seeds", "0,1,2")
+    command("experiment", "a/steps", "--jobs", "1", "--seeds", "0,1,2")
     done = command("replication")
     assert "left: runs/experiments/a/steps/replication.json: " in done.stdout
     assert "steps.json has more seeds" in done.stdout

@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 
 from flwr_privacy.simulations.app.server_app import build_strategy
-from flwr_privacy.simulations.research.experiments.description import (
-    Curve,
-    ExperimentDescription,
-)
+from flwr_privacy.simulations.research.experiments.description import Curve, ExperimentDescription
 from flwr_privacy.simulations.research.experiments.files import experiment, names
 from flwr_privacy.simulations.research.experiments.runs import function_points
 from flwr_privacy.simulations.research.m2fdp import experiment as tiers

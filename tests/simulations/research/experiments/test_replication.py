@@ -205,9 +205,10 @@ def test_a_paper_lists_what_has_no_verdict(tmp_path: Path) -> None:
     (tmp_path / "a" / "paper.toml").write_text("titel = 'x'\n")
     with pytest.raises(DataError, match=r"paper\.toml: unknown keys titel"):
         pages(tmp_path)
-    (tmp_path / "a" / "paper.toml").write_text("[estimates]\nfigure2 = {hours = 1, time = 2}\n")
-    with pytest.raises(DataError, match=r"estimate of figure2 has .*, not hours, time$"):
-        pages(tmp_path)
+    for wrong in ("{hours = 1, time = 2}", "{times = 2}", '{hours = "2"}', "3"):
+        (tmp_path / "a" / "paper.toml").write_text(f"[estimates]\nfigure2 = {wrong}\n")
+        with pytest.raises(DataError, match=r"estimate of figure2 has .*, not "):
+            pages(tmp_path)
 
 
 @pytest.mark.parametrize(
