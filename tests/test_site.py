@@ -217,6 +217,11 @@ def test_the_table_of_what_trust_is_worth_is_that_of_its_runs() -> None:
             (cells,) = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", text, re.M)
             cell = cells.split("|")[column].strip()
             assert cell == (f"{float(values[curve].split()[0]):.2f}" if curve in values else "")
+    place = DOCS / "replication" / "results" / "m2fdp" / f"{BUDGETS[0]}.json"
+    notes = {curve: note for curve, *_, note in json.loads(place.read_text())["tables"][0]["rows"]}
+    said = re.search(r"an\s+epsilon of (\S+), and a device below an untrusted edge (\S+)\.", text)
+    assert said is not None
+    assert notes["M2FDP, p = 0.5"].startswith("epsilon of a device {} / {},".format(*said.groups()))
 
 
 def test_no_accuracy_of_the_decision_table_is_without_a_run() -> None:
