@@ -11,7 +11,7 @@ from flwr_privacy.simulations.reports.markdown import markdown_table
 
 from .files import names, place_of
 from .significance import ALPHA, holm_adjusted
-from .summary import COMPUTED, TWO_ERRORS, paper_of
+from .summary import COMPUTED, paper_of
 from .verdicts import NOT_REPRODUCED, REPRODUCED, UNDECIDED, VERDICTS
 
 __all__ = ["Paper", "front_page", "of_paper", "paper_page"]
@@ -70,18 +70,15 @@ class Paper:
         """Yield each claim: its experiment, itself, its verdict, and the p value behind it.
 
         The claims in which draws have a part are one family, whatever their size: Holm's method
-        corrects the p values, which are over all looks already. A claim that was not tested by
-        this rule counts with p = 1: when it is tested later, that undoes no verdict of today.
+        corrects the p values, which are over all looks already.
         """
         claims = [(table, claim) for table in self.summaries for claim in table["claims"]]
-        drawn = [one for one in claims if one[0]["rule"] != COMPUTED]
-        values = [1.0 if table["rule"] == TWO_ERRORS else claim["p"] for table, claim in drawn]
-        family = iter(holm_adjusted(values))
+        drawn = [claim["p"] for table, claim in claims if table["rule"] != COMPUTED]
+        family = iter(holm_adjusted(drawn))
         for table, claim in claims:
-            adjusted = 0.0 if table["rule"] == COMPUTED else next(family)
-            if table["rule"] in (COMPUTED, TWO_ERRORS):
+            if table["rule"] == COMPUTED:
                 yield table, claim, claim["verdict"], None
-            elif adjusted > ALPHA:
+            elif (adjusted := next(family)) > ALPHA:
                 yield table, claim, UNDECIDED, adjusted
             else:
                 verdict = REPRODUCED if claim["better"] else NOT_REPRODUCED
@@ -129,14 +126,18 @@ _FRONT = (
     "paper says it for every figure.",
     "A verdict is a paired test over seeds, after 5, 10 and 20 of them, corrected for all claims "
     "of its page ([how](simulation.md#how-a-verdict-is-made)).",
-    'Undecided is an answer: these runs do not tell. Rows with "2 s.e." are older, and have a '
-    "rougher rule.",
+    "Undecided is an answer: these runs do not tell.",
     "At the paper's size nothing is scaled down; what is smaller is listed, and so are the figures "
     "that have no verdict.",
     "`flwr-privacy replication` makes these pages from the files in `docs/replication/results/`; "
     "do not edit them by hand.",
 )
 """What a reader has to know before the table, a line each."""
+_COLUMNS = (
+    '"Ours" is by how much one curve is ahead of the other, with its standard error: of several '
+    "comparisons the one that says least for the claim. p is corrected for all claims of this page "
+    "(Holm): a claim that its command calls decided can be undecided here, until it has more seeds."
+)
 
 
 def front_page(papers: Sequence[Paper]) -> str:
@@ -167,7 +168,7 @@ def paper_page(paper: Paper) -> str:
     parts += [f"![{paper.short}](../{picture})\n" for picture in paper.pictures]
     head = ["figure", "claim", "verdict", "size", "seeds", "ours", "the paper's"]
     rows = [_row(*one) for one in paper.published()]
-    parts += [_note(paper), f"{markdown_table(head, rows)}\n"]
+    parts += [f"{_COLUMNS}\n", f"{markdown_table(head, rows)}\n"]
     if paper.missing:
         parts.append("## Figures without a verdict\n")
         parts += [f"- {one['figure']}: {one['why']}" for one in paper.missing]
@@ -196,29 +197,13 @@ def paper_page(paper: Paper) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _note(paper: Paper) -> str:
-    """Return what the columns mean, as far as the page has it."""
-    said = [
-        '"Ours" is by how much one curve is ahead of the other, with its standard error: of '
-        "several comparisons the one that says least for the claim.",
-        "p is corrected for all claims of this page (Holm).",
-    ]
-    if any(table["rule"] == TWO_ERRORS for table in paper.summaries):
-        said.append(
-            '"2 s.e." is the rule of results from before the paired test, whose values by seed are '
-            "not kept: a mean difference of more than two standard errors. Those results come from "
-            "earlier states of the library and were not run again since."
-        )
-    return " ".join(said) + "\n"
-
-
 def _row(
     table: Mapping[str, Any], claim: Mapping[str, Any], verdict: str, p: float | None
 ) -> list[str]:
     return [
         f"[{_figure(table)}](#{_stem(table['experiment'])})",
         f"{claim['id']}: {claim['text']}",
-        _verdict(table, verdict, p),
+        _verdict(verdict, p),
         _size(table),
         str(len(table["seeds"])) if table["seeds"] else "none",
         _ours(claim, exact=table["rule"] == COMPUTED),
@@ -233,9 +218,7 @@ def _figure(table: Mapping[str, Any]) -> str:
     return str(table["figure"])
 
 
-def _verdict(table: Mapping[str, Any], verdict: str, p: float | None) -> str:
-    if table["rule"] == TWO_ERRORS:
-        return f"{verdict} (2 s.e.)"
+def _verdict(verdict: str, p: float | None) -> str:
     if p is None:
         return verdict
     return f"{verdict}, p {'< 0.001' if p < 0.001 else f'= {p:.2g}'}"

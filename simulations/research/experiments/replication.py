@@ -20,7 +20,7 @@ from flwr_privacy.errors import DataError
 from flwr_privacy.wire.files import write_text
 
 from .pages import Paper, front_page, of_paper, paper_page
-from .summary import PAIRED, PICTURE, SUMMARY, paper_of, read_summary, summary_text
+from .summary import PICTURE, SUMMARY, paper_of, read_summary, summary_text
 
 __all__ = ["collect", "pages", "replication"]
 
@@ -97,11 +97,7 @@ def collect(runs: Path, results: Path) -> list[str]:
 
 
 def _seeds(place: Path) -> int:
-    """Return the number of seeds behind a paired test; 0 without, or of an older rule."""
-    if not place.exists():
-        return 0
-    kept = read_summary(place)
-    return len(kept["seeds"]) if kept["rule"] == PAIRED else 0
+    return len(read_summary(place)["seeds"]) if place.exists() else 0
 
 
 def _picture_of(place: Path) -> Path:

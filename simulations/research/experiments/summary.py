@@ -29,7 +29,6 @@ __all__ = [
     "PAIRED",
     "PICTURE",
     "SUMMARY",
-    "TWO_ERRORS",
     "paper_of",
     "read_summary",
     "save",
@@ -42,8 +41,6 @@ PICTURE = "figure.png"
 FORMAT = 1
 PAIRED = "paired test"
 COMPUTED = "computed"
-TWO_ERRORS = "two standard errors"
-"""The rule of results from before the paired test, of which the values of each seed are lost."""
 _MOST = 30  # comparisons that are all kept; of more only the weakest
 _DIGITS = 6
 
@@ -264,6 +261,8 @@ def read_summary(path: Path) -> dict[str, Any]:
         for key, kind in _KEYS.items():
             if not isinstance(table[key], kind):
                 raise TypeError(f"{key} = {table[key]!r}")
+        if table["rule"] not in (PAIRED, COMPUTED):
+            raise ValueError(f"rule = {table['rule']!r}")
         for claim in table["claims"]:
             if missing := _OF_CLAIM - set(claim):
                 raise KeyError(", ".join(sorted(missing)))

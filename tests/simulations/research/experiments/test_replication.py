@@ -22,7 +22,6 @@ from flwr_privacy.simulations.research.experiments.summary import (
     COMPUTED,
     FORMAT,
     PAIRED,
-    TWO_ERRORS,
     read_summary,
     summary,
     summary_text,
@@ -151,12 +150,11 @@ def test_verdicts_are_corrected_for_all_claims_of_the_page(tmp_path: Path) -> No
     ]
 
 
-def test_older_results_say_their_rule_and_count_in_the_family(tmp_path: Path) -> None:
-    old = results("a/old", [claim(None, verdict="reproduced")], rule=TWO_ERRORS, seconds=None)
+def test_what_was_computed_has_no_part_in_the_family(tmp_path: Path) -> None:
     exact = results("a/exact", [claim(None, verdict="not reproduced")], rule=COMPUTED, seeds=[])
+    old = results("a/old", [claim(0.04)], seconds=None)
     text = page(tmp_path, old, exact, results("a/new", [claim(0.03)]))
-    assert verdicts(text) == ["not reproduced", "undecided, p = 0.06", "reproduced (2 s.e.)"]
-    assert '"2 s.e." is the rule of results from before the paired test' in text
+    assert verdicts(text) == ["not reproduced", "undecided, p = 0.06", "undecided, p = 0.06"]
     assert "| computed | none |" in text
     assert "version 0.1.0, 1.5 s, [numbers]" in text.split("### new")[1].split("###")[0]
     assert "version 0.1.0, [numbers]" in text.split("### old")[1]
@@ -216,6 +214,7 @@ def test_a_paper_lists_what_has_no_verdict(tmp_path: Path) -> None:
     [
         ({"format": 9}, r"its format is 9, and this version reads 1"),
         ({"seeds": "0,1"}, "no results of an experiment .*seeds"),
+        ({"rule": "two standard errors"}, "no results of an experiment .*rule = 'two"),
         ({"claims": [{"id": "C"}]}, "no results of an experiment .*better"),
         ({"claims": [claim(0.1, verdict="maybe")]}, "no results of an experiment .*maybe"),
     ],
@@ -235,14 +234,13 @@ def test_new_results_take_the_place_of_old_ones_with_fewer_seeds(tmp_path: Path)
     docs, runs = tmp_path / "docs", tmp_path / "runs"
     runs.mkdir()
 
-    def write(seeds: list[int], rule: str = PAIRED) -> list[str]:
-        table = results("a/one", [claim(0.5)], seeds=seeds, rule=rule)
+    def write(seeds: list[int]) -> list[str]:
+        table = results("a/one", [claim(0.5)], seeds=seeds)
         (runs / "replication.json").write_text(summary_text(table))
         return replication(runs, docs)[1]
 
     place = docs / "replication" / "results" / "a" / "one.json"
-    assert write([*range(10)], TWO_ERRORS) == []
-    assert write([*range(5)]) == []  # of the better rule
+    assert write([*range(5)]) == []
     assert write([*range(10)]) == []
     (left,) = write([*range(5)])
     assert left.endswith("one.json has more seeds")
