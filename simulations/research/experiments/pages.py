@@ -126,7 +126,7 @@ _FRONT = (
     "paper says it for every figure.",
     "A verdict is a paired test over seeds, after 5, 10 and 20 of them, corrected for all claims "
     "of its page ([how](simulation.md#how-a-verdict-is-made)).",
-    "Undecided is an answer: these runs do not tell.",
+    "Undecided is an answer: these runs, most of them with five seeds, do not tell.",
     "At the paper's size nothing is scaled down; what is smaller is listed, and so are the figures "
     "that have no verdict.",
     "`flwr-privacy replication` makes these pages from the files in `docs/replication/results/`; "
