@@ -209,16 +209,15 @@ TRUSTED = {
 
 def test_the_table_of_what_trust_is_worth_is_that_of_its_runs() -> None:
     text = (DOCS / "schemes" / "m2fdp.md").read_text().partition("## What trust is worth")[2]
-    for column, name in enumerate(BUDGETS):
-        place = DOCS / "replication" / "results" / "m2fdp" / f"{name}.json"
-        (found,) = json.loads(place.read_text())["tables"]
+    results = DOCS / "replication" / "results" / "m2fdp"
+    tables = [json.loads((results / f"{name}.json").read_text())["tables"] for name in BUDGETS]
+    for column, (found,) in enumerate(tables):
         values = {curve: value for curve, x, value, *_ in found["rows"] if x == "200"}
         for label, curve in TRUSTED.items():
             (cells,) = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", text, re.M)
             cell = cells.split("|")[column].strip()
             assert cell == (f"{float(values[curve].split()[0]):.2f}" if curve in values else "")
-    place = DOCS / "replication" / "results" / "m2fdp" / f"{BUDGETS[0]}.json"
-    notes = {curve: note for curve, *_, note in json.loads(place.read_text())["tables"][0]["rows"]}
+    notes = {curve: note for curve, *_, note in tables[0][0]["rows"]}
     said = re.search(r"an\s+epsilon of (\S+), and a device below an untrusted edge (\S+)\.", text)
     assert said is not None
     assert notes["M2FDP, p = 0.5"].startswith("epsilon of a device {} / {},".format(*said.groups()))

@@ -152,12 +152,12 @@ def test_verdicts_are_corrected_for_all_claims_of_the_page(tmp_path: Path) -> No
 
 def test_what_was_computed_has_no_part_in_the_family(tmp_path: Path) -> None:
     exact = results("a/exact", [claim(None, verdict="not reproduced")], rule=COMPUTED, seeds=[])
-    old = results("a/old", [claim(0.04)], seconds=None)
-    text = page(tmp_path, old, exact, results("a/new", [claim(0.03)]))
+    untimed = results("a/untimed", [claim(0.04)], seconds=None)
+    text = page(tmp_path, untimed, exact, results("a/new", [claim(0.03)]))
     assert verdicts(text) == ["not reproduced", "undecided, p = 0.06", "undecided, p = 0.06"]
     assert "| computed | none |" in text
     assert "version 0.1.0, 1.5 s, [numbers]" in text.split("### new")[1].split("###")[0]
-    assert "version 0.1.0, [numbers]" in text.split("### old")[1]
+    assert "version 0.1.0, [numbers]" in text.split("### untimed")[1]
 
 
 def test_a_row_has_the_comparison_that_says_least_and_the_papers_number(tmp_path: Path) -> None:
